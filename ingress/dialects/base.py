@@ -1,0 +1,126 @@
+"""What a dialect is: the one place where a public API's words meet the neutral ones.
+
+A dialect parses a body into its own typed request, normalises that to a Job, and encodes Deltas
+back. An encoder is a synchronous state machine, the same for a stream, a whole answer and a batch
+line; ids and clock arrive in the `Stamp`. Dialects import no web framework and no transport, and
+none knows of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from schemas.delta import Delta
+from schemas.errors import ErrorInfo
+from schemas.job import Job
+from schemas.model_card import ModelCard
+
+Profile: TypeAlias = Literal["wafer", "official"]
+"""Where the documented API and the official clients exclude each other: which one to follow."""
+
+Frame: TypeAlias = bytes
+"""One complete SSE record, ready for the socket."""
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an encoder may not make up itself.
+
+    Attributes:
+        response_id: 32 hex characters; further ids of the answer derive from it.
+        created: Unix seconds.
+        model: The model's id in catalogue spelling.
+        request_id: As in the `x-request-id` header.
+        profile: See `Profile`.
+    """
+
+    response_id: str
+    created: int
+    model: str
+    request_id: str
+    profile: Profile = "wafer"
+
+
+class JobContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What normalising adds to a request: identity and clock, from outside.
+
+    Attributes:
+        now, deadline, queue_deadline: Unix seconds.
+    """
+
+    job_id: str
+    request_id: str
+    now: float
+    deadline: float
+    queue_deadline: float
+    profile: Profile = "wafer"
+
+
+class DialectRequest(Protocol):
+    """The least every dialect's typed body has."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+
+class Encoder(Protocol):
+    """Deltas of one reply to one dialect."""
+
+    def open(self) -> Sequence[Frame]:
+        """The records a stream begins with. Called once, when the status line is settled."""
+        ...
+
+    def feed(self, delta: Delta) -> Sequence[Frame]:
+        """The records a Delta becomes, possibly none. After `Completed` the stream is whole."""
+        ...
+
+    def fail(self, error: ErrorInfo) -> Sequence[Frame]:
+        """Closes what is open, then tells. The stream must not look like a success."""
+        ...
+
+    def keep_alive(self) -> Sequence[Frame]:
+        """What to write after a silence."""
+        ...
+
+    def body(self) -> bytes:
+        """The complete answer, once `Completed` was fed."""
+        ...
+
+
+class Dialect(Protocol):
+    """One public API shape.
+
+    Attributes:
+        name: `chat`, `responses`, `messages`, `completions`.
+        path: Its route.
+    """
+
+    name: ClassVar[str]
+    path: ClassVar[str]
+
+    def parse(self, body: Any) -> DialectRequest:
+        """Typed request from decoded JSON.
+
+        Raises:
+            RequestError: Wrong shape; `param` names the field.
+        """
+        ...
+
+    def normalise(self, request: Any, card: ModelCard, context: JobContext) -> Job:
+        """The Job a request means for a model.
+
+        Raises:
+            RequestError: The model cannot do what is asked.
+        """
+        ...
+
+    def encoder(self, request: Any, job: Job, stamp: Stamp) -> Encoder: ...
+
+    def error_body(self, error: ErrorInfo, request_id: str) -> bytes: ...
+
+    def error_status(self, error: ErrorInfo) -> int: ...

@@ -1,0 +1,181 @@
+"""Deltas: the neutral events of a reply.
+
+`schemas.reply` says which may follow which. Splitting or merging text Deltas never changes an
+answer. Values are immutable and encode as arrays, so that a delta costs little on the wire.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from schemas.errors import ErrorInfo
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
+    CANCELLED = "cancelled"
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one request, all choices together.
+
+    Attributes:
+        input_tokens: Prompt tokens, cached ones included, counted once.
+        cached_tokens: Prompt tokens found in the prefix cache.
+        output_tokens: Generated tokens, reasoning included.
+        reasoning_tokens: Those of them returned as reasoning.
+    """
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """An alternative at one position. `token` is its text, with U+FFFD for partial characters."""
+
+    token_id: int
+    token: str
+    token_bytes: bytes
+    logprob: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The sampled token at one position and its best alternatives, most likely first."""
+
+    token_id: int
+    token: str
+    token_bytes: bytes
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """A worker has taken the Job and its engine is about to run it.
+
+    Everything that can be refused before generation has been checked by now, except what only the
+    engine finds.
+    """
+
+    worker: str
+    input_tokens: int
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """The prompt has been read; generation begins.
+
+    Attributes:
+        cached_tokens: Prompt tokens found in the prefix cache.
+    """
+
+    worker: str
+    input_tokens: int
+    cached_tokens: int
+
+
+class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="text"):
+    """Answer text. `logprobs` are those of the tokens that this text completes."""
+
+    choice: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, array_like=True, tag="reasoning"):
+    """Reasoning text."""
+
+    choice: int
+    text: str
+
+
+class ToolCallStarted(msgspec.Struct, frozen=True, array_like=True, tag="tool"):
+    """A tool call begins. `call` counts the calls of this choice from 0."""
+
+    choice: int
+    call: int
+    name: str
+
+
+class ArgumentsDelta(msgspec.Struct, frozen=True, array_like=True, tag="arguments"):
+    """A fragment of the open call's argument JSON."""
+
+    choice: int
+    call: int
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """A choice has ended.
+
+    Attributes:
+        matched: The stop string, or the caller's stop token id, that ended it; None for the
+            model's natural end.
+    """
+
+    choice: int
+    reason: FinishReason
+    matched: str | int | None = None
+
+
+class Completed(msgspec.Struct, frozen=True, array_like=True, tag="completed"):
+    """The reply is complete: every choice has finished."""
+
+    usage: Usage
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The reply ends in an error. `usage` is what had been produced until then."""
+
+    error: ErrorInfo
+    usage: Usage = Usage()
+
+
+class Interrupted(msgspec.Struct, frozen=True, array_like=True, tag="interrupted"):
+    """This attempt will not go on; its owner may dispatch the next one.
+
+    Attributes:
+        reason: For the log: `redelivered`, `draining` or `suspended`.
+    """
+
+    reason: str
+
+
+Delta: TypeAlias = (
+    Accepted
+    | Started
+    | TextDelta
+    | ReasoningDelta
+    | ToolCallStarted
+    | ArgumentsDelta
+    | Finished
+    | Completed
+    | Failed
+    | Interrupted
+)
+
+TERMINALS = (Completed, Failed, Interrupted)
+
+
+class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A run of Deltas of one attempt.
+
+    Attributes:
+        seq: Starts at 0 for each attempt and has no gaps.
+        token_ids: Pairs of (choice, raw ids sampled since the last message), so that whoever holds
+            a reply's prefix can have another worker continue it.
+    """
+
+    job_id: str
+    attempt: int
+    seq: int
+    deltas: tuple[Delta, ...]
+    token_ids: tuple[tuple[int, tuple[int, ...]], ...] = ()

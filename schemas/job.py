@@ -1,0 +1,98 @@
+"""A Job: one normalised generation request, the unit on the broker.
+
+A Job holds all a worker needs and nothing of the dialect it came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from schemas.message import Message, ToolChoice, ToolSpec
+from schemas.sampling import SamplingParams
+
+SCHEMA_VERSION = 1
+"""Version of Job and reply messages. A reader refuses any other with a clear error."""
+
+JobClass: TypeAlias = Literal["interactive", "batch"]
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much the model thinks before it answers.
+
+    Attributes:
+        effort: One of the model card's efforts; `none` is off; None on models that do not reason.
+        visible: Whether reasoning text is part of the reply. When False it is parsed off and
+            dropped, and counts as output but not as reasoning.
+    """
+
+    effort: Effort | None = None
+    visible: bool = True
+
+    @property
+    def enabled(self) -> bool:
+        return self.effort is not None and self.effort != "none"
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="chat"):
+    """A conversation, rendered by the worker with the model's chat template.
+
+    Its output is parsed: reasoning and tool calls are split from the text.
+
+    Attributes:
+        template_options: Extra variables for the chat template, from the client.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    reasoning: Reasoning = Reasoning()
+    template_options: dict[str, Any] = {}
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """A prompt of token ids, (prompt_len,). Its output is raw text, not parsed."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt: TypeAlias = ChatPrompt | TokenPrompt
+
+
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier attempts of this Job already produced.
+
+    Attributes:
+        token_ids: Per choice, the raw ids sampled so far, in order.
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation request.
+
+    Attributes:
+        job_id: Unique for the request, the same for all its attempts.
+        attempt: Which dispatch of the Job this is, from 1.
+        request_id: For correlation in logs only.
+        model: The served model's id in catalogue spelling.
+        deadline: Unix time in seconds after which nobody waits for the reply.
+        queue_deadline: Unix time in seconds after which it must not be started any more.
+    """
+
+    version: int = SCHEMA_VERSION
+    job_id: str
+    attempt: int = 1
+    request_id: str = ""
+    model: str
+    job_class: JobClass = "interactive"
+    prompt: Prompt
+    sampling: SamplingParams
+    created_at: float
+    deadline: float
+    queue_deadline: float
+    continuation: Continuation | None = None

@@ -1,0 +1,100 @@
+"""A model card: what is known about one served model.
+
+A worker announces what is a fact of the model it loaded; the catalogue adds what the operator
+decides. Times are Unix seconds, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.job import Effort
+
+
+class ReasoningSupport(msgspec.Struct, frozen=True, kw_only=True):
+    """Reasoning levels of a model.
+
+    Attributes:
+        efforts: Supported levels, in rising order.
+        default: The level when a request does not say.
+        control: How the level reaches the model: as a chat-template variable, or as the engine's
+            own effort parameter.
+    """
+
+    efforts: tuple[Effort, ...]
+    default: Effort
+    control: str = "chat_template"
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests may ask of a model."""
+
+    vision: bool = False
+    tools: bool = False
+    n: bool = True
+    logprobs: bool = True
+    json_object: bool = True
+    json_schema: bool = True
+    regex: bool = False
+    grammar: bool = False
+    completions: bool = False
+    reasoning: ReasoningSupport | None = None
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model.
+
+    Attributes:
+        id: Public id in catalogue spelling; matched case-insensitively.
+        context_length: Window for prompt and output together.
+        max_output_tokens: Cap on generated tokens, if the model has one.
+        honors_sampling: Whether temperature, top_p and the two penalties reach the model.
+        reasoning_headroom: Tokens added to the client's limit while reasoning is on.
+        vocab_size: Token ids are below this; 0 if unknown.
+        created: Unix seconds.
+    """
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    display_name: str | None = None
+    description: str | None = None
+    owned_by: str = "headrace"
+    created: int = 0
+    context_length: int
+    max_output_tokens: int | None = None
+    vocab_size: int = 0
+    capabilities: Capabilities = Capabilities()
+    honors_sampling: bool = True
+    reasoning_headroom: int = 0
+    zdr_supported: bool = False
+
+    @property
+    def default_output_tokens(self) -> int:
+        """The output limit of a request that sets none.
+
+        Source: Chat Completions, "Output length": the model's cap when it has one, otherwise
+        65,536 tokens or half the context window, whichever is smaller.
+        """
+        if self.max_output_tokens is not None:
+            return self.max_output_tokens
+        return max(1, min(65_536, self.context_length // 2))
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker announces about itself.
+
+    Attributes:
+        slots: Jobs it runs at once.
+        running: Jobs it holds now.
+        draining: It takes no more Jobs.
+        sent_at: Unix seconds, by the worker's clock; for people only. Freshness is judged by the
+            reader's own clock.
+    """
+
+    worker_id: str
+    card: ModelCard
+    engine: str
+    slots: int
+    running: int = 0
+    draining: bool = False
+    sent_at: float = 0.0

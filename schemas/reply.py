@@ -1,0 +1,142 @@
+"""The grammar of a reply: which Delta may follow which.
+
+    attempt := Failed | Interrupted
+             | Accepted (Failed | Interrupted | Started event* end)
+    event   := TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta | Finished
+    end     := Completed | Failed | Interrupted
+    choice  := (ReasoningDelta | TextDelta | ToolCallStarted ArgumentsDelta*)* Finished
+
+Nothing follows an end. A call's identity precedes its arguments, calls are numbered from 0 in
+order, and arguments belong to the latest call. Every choice finishes before `Completed`.
+
+A reply is one attempt, or several: attempt n+1 begins after attempt n was interrupted. The owner of
+a reply numbers attempts; `SequenceChecker` refuses messages out of order, `ReplyChecker` Deltas out
+of grammar. Both are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, assert_never
+
+from schemas.delta import (
+    Accepted,
+    ArgumentsDelta,
+    Completed,
+    Delta,
+    Failed,
+    Finished,
+    Interrupted,
+    ReasoningDelta,
+    ReplyMessage,
+    Started,
+    TextDelta,
+    ToolCallStarted,
+)
+from schemas.errors import ProtocolViolation
+
+State: TypeAlias = Literal["idle", "accepted", "started", "ended"]
+
+
+class ReplyChecker:
+    """Walks one attempt's Deltas and raises `ProtocolViolation` at the first illegal one.
+
+    Args:
+        choices: How many choices the Job asked for.
+    """
+
+    __slots__ = ("_calls", "_choices", "_finished", "state")
+
+    def __init__(self, choices: int) -> None:
+        self.state: State = "idle"
+        self._choices = choices
+        self._finished: set[int] = set()
+        self._calls = [0] * choices
+
+    def feed(self, delta: Delta) -> None:
+        """Take the next Delta.
+
+        Raises:
+            ProtocolViolation: The Delta may not stand here.
+        """
+        match delta:
+            case TextDelta() | ReasoningDelta():
+                self._open_choice(delta.choice, delta)
+            case ToolCallStarted():
+                self._open_choice(delta.choice, delta)
+                self._require(delta.call == self._calls[delta.choice], delta)
+                self._calls[delta.choice] += 1
+            case ArgumentsDelta():
+                self._open_choice(delta.choice, delta)
+                self._require(delta.call == self._calls[delta.choice] - 1, delta)
+            case Finished():
+                self._open_choice(delta.choice, delta)
+                self._finished.add(delta.choice)
+            case Accepted():
+                self._require(self.state == "idle", delta)
+                self.state = "accepted"
+            case Started():
+                self._require(self.state == "accepted", delta)
+                self.state = "started"
+            case Completed():
+                self._require(
+                    self.state == "started" and len(self._finished) == self._choices, delta
+                )
+                self.state = "ended"
+            case Failed() | Interrupted():
+                self._require(self.state != "ended", delta)
+                self.state = "ended"
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _open_choice(self, choice: int, delta: Delta) -> None:
+        self._require(
+            self.state == "started"
+            and 0 <= choice < self._choices
+            and choice not in self._finished,
+            delta,
+        )
+
+    def _require(self, legal: bool, delta: Delta) -> None:
+        if not legal:
+            raise ProtocolViolation(
+                "The reply from the model could not be understood.",
+                diagnostic=f"{type(delta).__name__} in state {self.state}",
+            )
+
+
+class SequenceChecker:
+    """Accepts the messages of the current attempt in order, drops stale ones, refuses gaps."""
+
+    __slots__ = ("attempt", "next_seq")
+
+    def __init__(self, attempt: int = 1) -> None:
+        self.attempt = attempt
+        self.next_seq = 0
+
+    def accept(self, message: ReplyMessage) -> bool:
+        """Whether the message belongs to the current attempt and is the next of it.
+
+        Returns:
+            False for a message of an earlier attempt or one already seen, which is to be ignored.
+
+        Raises:
+            ProtocolViolation: A message is missing before this one.
+        """
+        if message.attempt < self.attempt or (
+            message.attempt == self.attempt and message.seq < self.next_seq
+        ):
+            return False
+        if message.attempt > self.attempt or message.seq != self.next_seq:
+            raise ProtocolViolation(
+                "Part of the reply from the model was lost.",
+                diagnostic=(
+                    f"expected {self.attempt}/{self.next_seq}, got {message.attempt}/{message.seq}"
+                ),
+            )
+        self.next_seq += 1
+        return True
+
+    def begin_attempt(self, attempt: int) -> None:
+        """From now on only messages of `attempt` count."""
+        self.attempt = attempt
+        self.next_seq = 0

@@ -1,0 +1,105 @@
+"""How tokens are chosen and what the output must look like, in neutral terms.
+
+Nothing here knows a dialect or an engine. Ranges are enforced where a request enters (the dialect);
+these values are already valid.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class StopConditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ends a choice besides the model's own end of turn.
+
+    Attributes:
+        strings: Stop strings. They act on the answer text only, never on reasoning or tool calls,
+            and are not part of the text.
+        token_ids: Token ids that end the choice.
+        ignore_eos: Do not stop at the model's end-of-turn token.
+        include_in_text: Keep the stop string in the text.
+    """
+
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_in_text: bool = False
+
+
+class OutputLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many tokens may be generated, reasoning included.
+
+    The prompt's length is known only to the worker, so the rule travels and not its result.
+
+    Attributes:
+        max_tokens: The limit to use when prompt and limit fit the context window together.
+        fallback_tokens: When they do not fit, the limit becomes the smaller of this and what is
+            left of the window. None: the request fails with `context_length_exceeded`.
+        min_tokens: Stop conditions are suppressed before this many tokens.
+    """
+
+    max_tokens: int
+    fallback_tokens: int | None = None
+    min_tokens: int = 0
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
+    """The answer is JSON that obeys `schema` (references already inlined)."""
+
+    schema: dict[str, Any]
+
+
+class JsonObject(msgspec.Struct, frozen=True, kw_only=True, tag="json_object"):
+    """The answer is any JSON object."""
+
+
+class Regex(msgspec.Struct, frozen=True, kw_only=True, tag="regex"):
+    """The whole answer matches `pattern`."""
+
+    pattern: str
+
+
+class Ebnf(msgspec.Struct, frozen=True, kw_only=True, tag="ebnf"):
+    """The whole answer is derived from `grammar` (XGrammar's EBNF)."""
+
+    grammar: str
+
+
+class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_tag"):
+    """Parts of the answer are constrained once their opening tag has been generated."""
+
+    spec: dict[str, Any]
+
+
+Constraint: TypeAlias = JsonSchema | JsonObject | Regex | Ebnf | StructuralTag
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling of one Job. None means: the model's own default.
+
+    Attributes:
+        n: Number of choices.
+        seed: Choice `i` samples with `seed + i`, so that choices differ and repeat.
+        logit_bias: Pairs of (token id, bias).
+        logprobs: Report the log probability of each answer token.
+        top_logprobs: How many alternatives to report with each, 0 to 20.
+    """
+
+    limit: OutputLimit
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: StopConditions = StopConditions()
+    constraint: Constraint | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    skip_special_tokens: bool = True

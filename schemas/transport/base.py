@@ -1,0 +1,145 @@
+"""The two ports of a transport.
+
+The ingress holds a `Dispatcher`: it sends a Job and gets its `Reply`. A worker holds a `JobSource`:
+it takes `Delivery`s and answers each with reply messages. A transport carries bytes in order; it
+never looks at what Deltas mean, except to report a Job that it could not deliver or decode.
+
+Rules every transport obeys (the contract suite checks them):
+
+* A Job is accepted or refused, never lost in between; `dispatch` returns only when it is accepted.
+* Reply messages of one Job arrive in the order in which they were sent, each once per attempt.
+* `Delivery.send` never blocks and never waits for the wire; what was sent within one turn of the
+  event loop travels together.
+* A Delivery is settled exactly once (`ack`, `requeue`, `dead_letter`); further calls do nothing.
+* A worker that disappears without settling gives its Jobs to another one, marked `redelivered`.
+* Closing or cancelling a Reply reaches the worker that holds the Job, and one that gets it later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from schemas.delta import ReplyMessage
+from schemas.job import Job
+from schemas.model_card import WorkerInfo
+
+
+class Reply(Protocol):
+    """The owner's end of one Job's reply."""
+
+    async def receive(self) -> Sequence[ReplyMessage]:
+        """Everything that has arrived since the last call; waits for at least one message.
+
+        Raises:
+            ServiceError: The reply can no longer arrive (connection lost, buffer overrun).
+        """
+        ...
+
+    async def redispatch(self, job: Job) -> None:
+        """Send a further attempt of the same Job; its messages arrive here too.
+
+        Raises:
+            ServiceError: As `Dispatcher.dispatch`.
+        """
+        ...
+
+    async def cancel(self) -> None:
+        """Tell whoever holds the Job, or gets it later, that nobody waits. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the reply occupies. Idempotent. Does not cancel the Job."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """The ingress port."""
+
+    async def dispatch(self, job: Job) -> Reply:
+        """Hand over a Job.
+
+        Raises:
+            ModelUnavailable: Nobody serves the model, or the broker cannot be reached.
+            ModelOverloaded: The queue is full.
+            RequestTooLarge: The Job exceeds what the transport carries.
+        """
+        ...
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        """The workers heard of recently, draining ones included."""
+        ...
+
+    def connected(self) -> bool:
+        """Whether Jobs can be handed over now: connection open and reply consumers in place."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Delivery(Protocol):
+    """A Job in a worker's hands."""
+
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def redelivered(self) -> bool:
+        """Whether an earlier holder disappeared without settling it."""
+        ...
+
+    @property
+    def cancelled(self) -> asyncio.Event:
+        """Set once nobody waits for the reply any more."""
+        ...
+
+    def send(self, message: ReplyMessage) -> None:
+        """Queue a message for the reply. Never blocks; does nothing once the reader is gone."""
+        ...
+
+    async def writable(self) -> None:
+        """Wait until the transport has room; returns at once unless it is far behind."""
+        ...
+
+    async def ack(self) -> None:
+        """The Job is done, whatever its end. Everything sent before is on its way first."""
+        ...
+
+    async def requeue(self) -> None:
+        """Give the Job back, unstarted, for another worker."""
+        ...
+
+    async def dead_letter(self, reason: str) -> None:
+        """Set the Job aside for people to look at. `reason` contains nothing of the prompt."""
+        ...
+
+
+class JobSource(Protocol):
+    """The worker port."""
+
+    def deliveries(self) -> AsyncIterator[Delivery]:
+        """Jobs as they come, never more unsettled at once than the source's slots per class.
+
+        Ends when the source is drained or closed.
+        """
+        ...
+
+    async def announce(self, worker: WorkerInfo) -> None:
+        """Tell every dispatcher about this worker, and remember it as the answer for those who ask.
+
+        Does nothing while the transport is not connected.
+        """
+        ...
+
+    def connected(self) -> bool:
+        """Whether Jobs can arrive now: connection open and consumers in place."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no more Jobs. Deliveries already handed out stay valid."""
+        ...
+
+    async def close(self) -> None:
+        """Drain, send what is queued, and leave."""
+        ...

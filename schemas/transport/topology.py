@@ -1,0 +1,64 @@
+"""Names and arguments of everything declared on the broker, as plain values.
+
+Declared in one place so that both sides, the tests and an operator's tools agree. Job queues are
+quorum queues: they survive the loss of a node. Classes have queues of their own, because prefetch
+defeats message priority and quorum priorities differ between broker versions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from schemas.job import JobClass
+
+JOBS_EXCHANGE: Final = "headrace.jobs"
+"""Direct; routing key `job_queue(model, job_class)`."""
+
+CONTROL_EXCHANGE: Final = "headrace.control"
+"""Topic; routing key `control_key(model)`: cancels and questions to the workers of a model."""
+
+WORKERS_EXCHANGE: Final = "headrace.workers"
+"""Fanout: announcements of workers to every dispatcher."""
+
+DEAD_EXCHANGE: Final = "headrace.dead"
+"""Fanout to `DEAD_QUEUE`."""
+
+DEAD_QUEUE: Final = "headrace.dead"
+
+REASON_HEADER: Final = "x-headrace-reason"
+"""Why a message lies in the dead-letter queue."""
+
+DELIVERY_LIMIT: Final = 5
+"""How often the broker itself hands a Job out before it sets it aside; a last resort, since workers
+report a redelivered Job to its owner and do not run it."""
+
+JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch")
+
+
+def job_queue(model: str, job_class: JobClass) -> str:
+    """Queue name, and routing key, of a model's Jobs of one class."""
+    return f"{JOBS_EXCHANGE}.{model}.{job_class}"
+
+
+def job_queue_arguments(max_length: int) -> dict[str, Any]:
+    """Arguments of a job queue that refuses, and says so, above `max_length` ready Jobs."""
+    return {
+        "x-queue-type": "quorum",
+        "x-max-length": max_length,
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": DELIVERY_LIMIT,
+        "x-dead-letter-exchange": DEAD_EXCHANGE,
+    }
+
+
+def dead_queue_arguments() -> dict[str, Any]:
+    return {"x-queue-type": "quorum"}
+
+
+def control_key(model: str) -> str:
+    """Routing key for the workers of a model; they bind this and `CONTROL_ALL`."""
+    return f"model.{model}"
+
+
+CONTROL_ALL: Final = "all"
+"""Routing key for every worker."""

@@ -1,0 +1,1 @@
+"""Token generators behind one protocol."""

@@ -1,0 +1,1 @@
+"""Generated text to Deltas (pure)."""
