@@ -98,3 +98,13 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     draining: bool = False
     sent_at: float = 0.0
+
+
+def served_id(model: str) -> str:
+    """The public id of a model that was named by a path or a hub id.
+
+    A path is known by its last component; anything else is an id already.
+    """
+    if model.startswith(("/", "./", "../", "~")):
+        return model.rstrip("/").rsplit("/", 1)[-1]
+    return model

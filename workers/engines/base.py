@@ -107,10 +107,13 @@ class Engine(Protocol):
     Attributes:
         name: `sglang`, `upstream`, `scripted`.
         takes_token_ids: Whether `EngineRequest.prompt_ids` is needed.
+        template_stop_strings: Stop strings that belong to the model's chat template and mean its
+            natural end, such as the next speaker's label; valid after `start`.
     """
 
     name: str
     takes_token_ids: bool
+    template_stop_strings: tuple[str, ...]
 
     async def start(self) -> None:
         """Load the model; returns when it can answer. May take minutes."""

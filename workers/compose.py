@@ -1,0 +1,71 @@
+"""Composition root of a worker: settings and a job source to a running Consumer."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+from schemas.transport.base import JobSource
+from workers.consumer import Consumer
+from workers.engines.base import Engine
+from workers.metrics import WorkerMetrics
+from workers.run import Runner
+from workers.settings import WorkerSettings
+
+
+def new_worker_id() -> str:
+    """Names this process among all workers."""
+    return f"{socket.gethostname()}-{secrets.token_hex(3)}"
+
+
+def build_engine(settings: WorkerSettings) -> Engine:
+    """The engine that the settings name, not yet started. One line per engine."""
+    match settings.engine:
+        case "sglang":
+            from workers.engines.sglang import SglangEngine
+
+            return SglangEngine(
+                settings.model,
+                served_id=settings.served_id,
+                slots=settings.concurrency,
+                server_args=settings.engine_args,
+            )
+        case "upstream":
+            from workers.engines.upstream import UpstreamEngine
+
+            if settings.upstream_url is None:
+                raise ValueError("the upstream engine needs --upstream-url")
+            return UpstreamEngine(
+                settings.upstream_url,
+                model=settings.model,
+                served_id=settings.served_id,
+                slots=settings.concurrency,
+                api_key=settings.upstream_api_key,
+            )
+        case "scripted":
+            from workers.engines.scripted import ScriptedEngine
+
+            return ScriptedEngine(served_id=settings.served_id, slots=settings.concurrency)
+
+
+def build_consumer(
+    settings: WorkerSettings,
+    engine: Engine,
+    source: JobSource,
+    *,
+    worker_id: str,
+    metrics: WorkerMetrics,
+) -> Consumer:
+    """A Consumer for a started engine."""
+    reasoning_format = settings.reasoning_format
+    if reasoning_format is None and engine.card.capabilities.reasoning is not None:
+        # Nearly every open model that can be switched marks its thinking this way.
+        reasoning_format = "qwen3"
+    runner = Runner(
+        engine,
+        worker_id=worker_id,
+        metrics=metrics,
+        reasoning_format=reasoning_format if engine.takes_token_ids else None,
+        hidden_reasoning=settings.hidden_reasoning,
+    )
+    return Consumer(source, runner, announce_interval_s=settings.announce_interval_s)

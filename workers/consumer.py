@@ -1,0 +1,93 @@
+"""JobSource to bounded concurrent runs; announcing; draining.
+
+Prefetch bounds how many Jobs are held, so there is nothing to throttle here: every Delivery gets a
+task at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import structlog
+
+from schemas import telemetry
+from schemas.model_card import WorkerInfo
+from schemas.transport.base import JobSource
+from workers.run import Runner
+
+log = structlog.get_logger()
+
+
+class Consumer:
+    """Takes Jobs from a source and runs them.
+
+    Args:
+        announce_interval_s: How often the worker tells of itself.
+    """
+
+    def __init__(
+        self, source: JobSource, runner: Runner, *, announce_interval_s: float = 5.0
+    ) -> None:
+        self._source = source
+        self._runner = runner
+        self._announce_interval_s = announce_interval_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    async def run(self) -> None:
+        """Serve until the source is drained, then until what is held has ended."""
+        announcing = asyncio.create_task(self._announce_regularly())
+        try:
+            async for delivery in self._source.deliveries():
+                task = asyncio.create_task(self._runner.run(delivery))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                self._runner.metrics.running.set(len(self._tasks))
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            announcing.cancel()
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no more Jobs; finish what ends within the grace time, hand the rest back."""
+        log.info(telemetry.WORKER_DRAINING, running=len(self._tasks), grace_s=grace_s)
+        self._draining = True
+        await self._announce()
+        await self._source.drain()
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def info(self) -> WorkerInfo:
+        """What the worker announces now."""
+        engine = self._runner.engine
+        return WorkerInfo(
+            worker_id=self._runner.worker_id,
+            card=engine.card,
+            engine=engine.name,
+            slots=engine.slots,
+            running=len(self._tasks),
+            draining=self._draining,
+            sent_at=time.time(),
+        )
+
+    async def _announce(self) -> None:
+        info = self.info()
+        self._runner.metrics.running.set(info.running)
+        self._runner.metrics.slots.set(info.slots)
+        with contextlib.suppress(Exception):  # the next announcement tells the same
+            await self._source.announce(info)
+
+    async def _announce_regularly(self) -> None:
+        while True:
+            await self._announce()
+            await asyncio.sleep(self._announce_interval_s)

@@ -1,0 +1,307 @@
+"""An engine that plays scripts: text, chunking, delays, gates, failures at a chosen point.
+
+For tests and load only. Without a script of the test's own it obeys markers in the last user text
+(`MARKERS` below) and answers a fixed sentence when there are none. Its tokenizer counts UTF-8 bytes;
+every piece of output is one token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from schemas.errors import GenerationFailed
+from schemas.job import ChatPrompt, Job, TokenPrompt
+from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
+from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
+
+DEFAULT_ANSWER: Final = "This is the scripted engine speaking; it has no model behind it."
+DEFAULT_REASONING: Final = "The scripted engine pretends to think."
+
+MARKERS: Final = {
+    "[[say:TEXT]]": "answers TEXT",
+    "[[think:TEXT]]": "reasoning text first, when reasoning is on",
+    "[[k=64 gap=10 ttft=50]]": "64 tokens, 10 ms apart, the first after 50 ms",
+    "[[slow]]": "pauses between pieces",
+    "[[fail:start]] [[fail:N]]": "an error before the first token, or after N tokens",
+    "[[hang:N]]": "silence after N tokens",
+    "[[crash:N]]": "death of the worker process after N tokens",
+}
+
+_SLOW_GAP_S: Final = 0.05
+_PIECES = re.compile(r"\s*\S+|\s+")
+_SAY = re.compile(r"\[\[say:(.*?)\]\]", re.DOTALL)
+_THINK = re.compile(r"\[\[think:(.*?)\]\]", re.DOTALL)
+_LOAD = re.compile(r"\[\[((?:(?:k|gap|ttft)=\d+\s*)+)\]\]")
+_TROUBLE = re.compile(r"\[\[(fail|hang|crash):(start|\d+)\]\]")
+
+
+class Text(msgspec.Struct, frozen=True):
+    """One token with this text; `ids` overrides how many tokens it counts as."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Nothing for `seconds`. Pauses that end within the same `grid_s` end together."""
+
+    seconds: float
+    grid_s: float = 0.0
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """Wait until the test opens the gate."""
+
+    event: asyncio.Event
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Fail, hang for ever, or kill the process."""
+
+    kind: Literal["fail", "hang", "crash"]
+
+
+class End(msgspec.Struct, frozen=True):
+    """The engine's own end; implied by the end of a script (`stop`)."""
+
+    reason: str = "stop"
+    matched: str | int | None = None
+
+
+Step: TypeAlias = Text | Pause | Gate | Trouble | End
+Script: TypeAlias = Callable[[EngineRequest], Sequence[Step]]
+
+
+def pieces(text: str) -> list[str]:
+    """Words with their leading white space; joined they are `text`."""
+    return _PIECES.findall(text)
+
+
+def _last_user_text(job: Job) -> str:
+    match job.prompt:
+        case ChatPrompt(messages=messages):
+            texts = [message.text for message in messages if message.role == "user"]
+            # Some clients quote the prompt once more in JSON.
+            return texts[-1].replace('\\"', '"') if texts else ""
+        case TokenPrompt(token_ids=ids):
+            return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+def script_from_markers(request: EngineRequest) -> list[Step]:
+    """The script that the markers in the last user text ask for."""
+    text = _last_user_text(request.job)
+    say = _SAY.search(text)
+    answer = pieces(say.group(1) if say else DEFAULT_ANSWER)
+    gap = Pause(_SLOW_GAP_S) if "[[slow]]" in text else None
+    first: Pause | None = None
+    if load := _LOAD.search(text):
+        values = dict(item.split("=") for item in load.group(1).split())
+        answer = [f"tok{i} " for i in range(int(values.get("k", 64)))]
+        gap_s = int(values.get("gap", 0)) / 1000
+        gap = Pause(gap_s, grid_s=gap_s) if gap_s else None
+        first = Pause(int(values.get("ttft", 0)) / 1000, grid_s=gap_s)
+    if request.reasoning_open:
+        think = _THINK.search(text)
+        thought = pieces(think.group(1) if think else DEFAULT_REASONING)
+        answer = [*thought, "</think>", *answer]
+    steps: list[Step] = [] if first is None else [first]
+    for index, piece in enumerate(answer):
+        if gap and index:
+            steps.append(gap)
+        steps.append(Text(piece))
+    if trouble := _TROUBLE.search(text):
+        return list(_with_trouble(steps, trouble.group(1), trouble.group(2)))
+    return steps
+
+
+def _with_trouble(steps: Sequence[Step], kind: str, where: str) -> Iterator[Step]:
+    after = 0 if where == "start" else int(where)
+    tokens = 0
+    for step in steps:
+        if isinstance(step, Text):
+            if tokens == after:
+                break
+            tokens += 1
+        yield step
+    match kind:
+        case "fail":
+            yield Trouble("fail")
+        case "hang":
+            yield Trouble("hang")
+        case _:
+            yield Trouble("crash")
+
+
+class ScriptedTokenizer:
+    """UTF-8 bytes as token ids, and a chat template of one line per message."""
+
+    def render_chat(self, job: Job) -> tuple[tuple[int, ...], bool]:
+        assert isinstance(job.prompt, ChatPrompt)
+        text = "".join(f"{message.role}: {message.text}\n" for message in job.prompt.messages)
+        return tuple(text.encode()), job.prompt.reasoning.enabled
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        return bytes(i for i in token_ids if i < 256).decode(errors="replace")
+
+
+class _Running:
+    """One request inside the engine: what it waits for now, and whether it was aborted."""
+
+    __slots__ = ("aborted", "waiter")
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.wake()
+
+
+class ScriptedEngine:
+    """Plays a script per request.
+
+    Args:
+        served_id: Public id of the pretended model.
+        slots: See `Engine.slots`.
+        script: Steps for a request; by default those its markers ask for.
+        context_length: Window, in (byte) tokens.
+    """
+
+    name = "scripted"
+    takes_token_ids = True
+    template_stop_strings: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        served_id: str = "scripted",
+        slots: int = 256,
+        script: Script = script_from_markers,
+        context_length: int = 1_048_576,
+    ) -> None:
+        self._slots = slots
+        self._script = script
+        self._running: dict[str, _Running] = {}
+        self._ticks: dict[float, list[_Running]] = {}
+        self._card = ModelCard(
+            id=served_id,
+            context_length=context_length,
+            vocab_size=65_536,
+            capabilities=Capabilities(
+                completions=True, reasoning=ReasoningSupport(efforts=("none", "high"), default="none")
+            ),
+        )
+
+    @property
+    def card(self) -> ModelCard:
+        return self._card
+
+    @property
+    def tokenizer(self) -> ScriptedTokenizer:
+        return ScriptedTokenizer()
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def running(self) -> int:
+        return len(self._running)
+
+    async def abort(self, engine_request_id: str) -> None:
+        if running := self._running.get(engine_request_id):
+            running.abort()
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        """Play the script; every `Text` is one chunk."""
+        running = self._running[request.engine_request_id] = _Running()
+        produced, tail = 0, ""
+        keep = max((len(stop) for stop in request.stop_strings), default=1) - 1
+        try:
+            for step in self._script(request):
+                match step:
+                    case Text(text=text, ids=ids):
+                        token_ids = ids if ids is not None else (256 + zlib.crc32(text.encode()) % 32_000,)
+                        produced += len(token_ids)
+                        tail += text
+                        matched = next((s for s in request.stop_strings if s in tail), None)
+                        tail = tail[len(tail) - keep :] if keep else ""
+                        finish = None
+                        if matched is not None:
+                            finish = EngineFinish(reason="stop", matched=matched)
+                        elif produced >= request.max_tokens:
+                            finish = EngineFinish(reason="length")
+                        yield EngineChunk(
+                            text=text,
+                            token_ids=token_ids,
+                            output_tokens=len(token_ids),
+                            input_tokens=len(request.prompt_ids),
+                            cached_tokens=0,
+                            finish=finish,
+                        )
+                        if finish is not None:
+                            return
+                    case Pause():
+                        await self._pause(running, step)
+                    case Gate(event=event):
+                        await self._until(running, event)
+                    case Trouble(kind="fail"):
+                        raise GenerationFailed("The model failed to answer.", diagnostic="scripted")
+                    case Trouble(kind="hang"):
+                        await self._wait(running)
+                    case Trouble():
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    case End(reason=reason, matched=matched):
+                        yield EngineChunk(finish=EngineFinish(reason=reason, matched=matched))
+                        return
+                if running.aborted:
+                    yield EngineChunk(finish=EngineFinish(reason="abort"))
+                    return
+            yield EngineChunk(finish=EngineFinish(reason="stop"))
+        finally:
+            del self._running[request.engine_request_id]
+
+    async def _wait(self, running: _Running) -> None:
+        if not running.aborted:
+            running.waiter = asyncio.get_running_loop().create_future()
+            await running.waiter
+
+    async def _until(self, running: _Running, event: asyncio.Event) -> None:
+        opened = asyncio.ensure_future(event.wait())
+        opened.add_done_callback(lambda _: running.wake())
+        try:
+            await self._wait(running)
+        finally:
+            opened.cancel()
+
+    async def _pause(self, running: _Running, pause: Pause) -> None:
+        """Wait; requests due on the same grid line wake in one turn, as a real engine's step does."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + pause.seconds
+        if pause.grid_s:
+            due = (due // pause.grid_s + 1) * pause.grid_s
+        if (together := self._ticks.get(due)) is None:
+            together = self._ticks[due] = []
+            loop.call_at(due, self._tick, due)
+        together.append(running)
+        await self._wait(running)
+
+    def _tick(self, due: float) -> None:
+        for running in self._ticks.pop(due):
+            running.wake()

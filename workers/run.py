@@ -1,0 +1,397 @@
+"""One Delivery from start to settlement: render, generate, parse, reply, ack.
+
+The worker owns nothing: whatever happens here ends in a Delta that tells the owner, and in a
+settled Delivery. A Job that was handed out before is not run again but reported, because only its
+owner knows what its reader has already seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import structlog
+
+from schemas import telemetry
+from schemas.delta import (
+    Accepted,
+    Completed,
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    Interrupted,
+    ReplyMessage,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallStarted,
+    Usage,
+)
+from schemas.errors import (
+    ContextLengthExceeded,
+    GenerationFailed,
+    ModelOverloaded,
+    ServingError,
+    UnsupportedParameter,
+)
+from schemas.job import ChatPrompt, Job, TokenPrompt
+from schemas.sampling import OutputLimit
+from schemas.transport.base import Delivery
+from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineRequest
+from workers.metrics import WorkerMetrics
+from workers.parsing.base import PartDelta
+from workers.parsing.pipeline import ChoiceParser, build_parser
+
+log = structlog.get_logger()
+
+_THREAD_RENDER_CHARS = 32_768
+"""Conversations longer than this are rendered off the event loop."""
+
+_FINISH = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "content_filter": FinishReason.CONTENT_FILTER,
+}
+
+
+class _Cancelled(Exception):
+    """Nobody waits for this reply any more."""
+
+
+def fit_output_limit(limit: OutputLimit, prompt_tokens: int, context_length: int) -> int:
+    """Tokens that may be generated after a prompt of this length.
+
+    Raises:
+        ContextLengthExceeded: The prompt, or the prompt and a limit that may not be lowered, do
+            not fit the window.
+    """
+    room = context_length - prompt_tokens
+    wanted = limit.max_tokens
+    if wanted > room and limit.fallback_tokens is not None:
+        wanted = min(limit.fallback_tokens, room)
+    if room < 1 or wanted > room:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens, but the request needs "
+            f"{prompt_tokens} for the prompt and {max(limit.max_tokens, 1)} for the output.",
+        )
+    return wanted
+
+
+class Runner:
+    """Runs Deliveries on one engine.
+
+    Args:
+        engine: Started.
+        worker_id: Named in `Accepted` and `Started`.
+        reasoning_format: How this model marks its reasoning; None if it does not reason.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        worker_id: str,
+        metrics: WorkerMetrics,
+        reasoning_format: str | None = None,
+        hidden_reasoning: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.worker_id = worker_id
+        self.metrics = metrics
+        self.reasoning_format = reasoning_format
+        self.hidden_reasoning = hidden_reasoning
+
+    async def run(self, delivery: Delivery) -> None:
+        """Serve one Delivery and settle it. Raises nothing but `CancelledError`.
+
+        Cancelling this coroutine hands the Job back: its owner is told `Interrupted`.
+        """
+        run = _Run(self, delivery)
+        outcome = "failed"
+        try:
+            outcome = await run.serve()
+        except ServingError as error:
+            run.fail(error)
+        except asyncio.CancelledError:
+            outcome = "interrupted"
+            run.send((Interrupted("draining"),))
+            raise
+        except Exception as error:
+            # A fault of ours: no other worker would fare better. Set it aside with its reason.
+            log.exception(telemetry.JOB_FAILED, job_id=delivery.job.job_id)
+            run.fail(
+                GenerationFailed("The model failed to answer.", diagnostic=type(error).__name__)
+            )
+            await asyncio.shield(delivery.dead_letter(f"worker raised {type(error).__name__}"))
+        finally:
+            await asyncio.shield(delivery.ack())
+            self.metrics.jobs.labels(outcome=outcome).inc()
+            log.info(
+                f"job.{outcome}",
+                job_id=delivery.job.job_id,
+                attempt=delivery.job.attempt,
+                input_tokens=run.usage().input_tokens,
+                output_tokens=run.usage().output_tokens,
+            )
+
+
+class _Run:
+    """The state of one Delivery while it runs."""
+
+    def __init__(self, runner: Runner, delivery: Delivery) -> None:
+        self._runner = runner
+        self._engine = runner.engine
+        self._delivery = delivery
+        self._job = delivery.job
+        self._seq = 0
+        self._started = False
+        self._input_tokens = 0
+        self._cached_tokens = 0
+        self._output_tokens = 0
+        self._reasoning_tokens = 0
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(
+            self._input_tokens, self._cached_tokens, self._output_tokens, self._reasoning_tokens
+        )
+
+    def send(
+        self,
+        deltas: Sequence[Delta],
+        token_ids: tuple[tuple[int, tuple[int, ...]], ...] = (),
+    ) -> None:
+        """Put Deltas into the reply."""
+        job = self._job
+        self._delivery.send(
+            ReplyMessage(job.job_id, job.attempt, self._seq, tuple(deltas), token_ids)
+        )
+        self._seq += 1
+
+    def fail(self, error: ServingError) -> None:
+        """End the reply with an error."""
+        if error.diagnostic:
+            log.warning(
+                telemetry.JOB_FAILED,
+                job_id=self._job.job_id,
+                code=error.code if hasattr(error, "code") else None,
+                diagnostic=error.diagnostic,
+            )
+        self.send((Failed(error.info(), self.usage()),))
+
+    async def serve(self) -> str:
+        """Run the Job; returns the outcome for the log.
+
+        Raises:
+            ServingError: The reply must end with this error.
+        """
+        job, delivery = self._job, self._delivery
+        if delivery.cancelled.is_set():
+            return "cancelled"
+        if delivery.redelivered:
+            log.info(telemetry.JOB_REDELIVERED, job_id=job.job_id, attempt=job.attempt)
+            self.send((Interrupted("redelivered"),))
+            return "interrupted"
+        if time.time() > job.queue_deadline:
+            raise ModelOverloaded("The request waited too long for a free worker.")
+        prompt_ids, reasoning_open = await self._render()
+        limit = job.sampling.limit
+        max_tokens = limit.max_tokens
+        if self._engine.takes_token_ids:
+            max_tokens = fit_output_limit(
+                limit, len(prompt_ids), self._engine.card.context_length
+            )
+        self._input_tokens = len(prompt_ids)
+        self.send((Accepted(self._runner.worker_id, len(prompt_ids)),))
+        requests = [
+            EngineRequest(
+                engine_request_id=f"{job.job_id}.{job.attempt}.{choice}",
+                job=job,
+                choice=choice,
+                prompt_ids=prompt_ids,
+                max_tokens=max_tokens,
+                stop_strings=self._engine_stops(),
+                reasoning_open=reasoning_open,
+            )
+            for choice in range(job.sampling.n)
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(requests))
+                choices = [group.create_task(self._choice(request)) for request in requests]
+                await asyncio.wait(choices)
+                watcher.cancel()
+        except* _Cancelled:
+            return "cancelled"
+        except* ServingError as errors:
+            raise _first(errors) from None
+        self.send((Completed(self.usage()),))
+        self._runner.metrics.output_tokens.inc(self._output_tokens)
+        return "completed"
+
+    async def _render(self) -> tuple[tuple[int, ...], bool]:
+        if not self._engine.takes_token_ids:
+            if isinstance(self._job.prompt, TokenPrompt):
+                raise UnsupportedParameter("This model does not take token ids.", param="prompt")
+            return (), False
+        tokenizer = self._engine.tokenizer
+        assert tokenizer is not None, "an engine that takes token ids has a tokenizer"
+        match self._job.prompt:
+            case TokenPrompt(token_ids=ids):
+                return ids, False
+            case ChatPrompt(messages=messages):
+                if sum(len(message.text) for message in messages) > _THREAD_RENDER_CHARS:
+                    return await asyncio.to_thread(tokenizer.render_chat, self._job)
+                return tokenizer.render_chat(self._job)
+
+    def _parser(self, request: EngineRequest) -> ChoiceParser:
+        job = self._job
+        chat = job.prompt if isinstance(job.prompt, ChatPrompt) else None
+        return build_parser(
+            request.choice,
+            reasoning_format=self._runner.reasoning_format if chat else None,
+            starts_inside=request.reasoning_open
+            or (
+                chat is not None and not chat.reasoning.visible and self._runner.hidden_reasoning
+            ),
+            visible=chat is None or chat.reasoning.visible,
+            stop=job.sampling.stop,
+            template_stops=self._engine.template_stop_strings if chat else (),
+        )
+
+    def _engine_stops(self) -> tuple[str, ...]:
+        """Stop strings for the engine to end at.
+
+        Only where all text is answer text: they must not act inside reasoning or tool calls. The
+        parser looks for them in any case and cuts them off.
+        """
+        chat = self._job.prompt if isinstance(self._job.prompt, ChatPrompt) else None
+        if chat is not None and (chat.tools or self._runner.reasoning_format):
+            return ()
+        template = self._engine.template_stop_strings if chat else ()
+        return self._job.sampling.stop.strings + template
+
+    async def _watch(self, requests: Sequence[EngineRequest]) -> None:
+        await self._delivery.cancelled.wait()
+        for request in requests:
+            # Abort before the iterators are cancelled: the engine then frees the slot at once.
+            await self._engine.abort(request.engine_request_id)
+        raise _Cancelled
+
+    async def _choice(self, request: EngineRequest) -> None:
+        """Run one choice and put its Deltas into the reply."""
+        job, choice = self._job, request.choice
+        parser = self._parser(request)
+        logprobs = _PendingLogprobs() if job.sampling.logprobs else None
+        calls = False
+        async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                in_answer = parser.in_answer
+                parts: Sequence[PartDelta] = chunk.deltas or (
+                    parser.feed(chunk.text) if chunk.text else ()
+                )
+                if chunk.finish is not None and not parser.stopped:
+                    parts = (*parts, *parser.finish())
+                if logprobs is not None:
+                    parts = logprobs.attach(chunk.logprobs if in_answer else (), parts)
+                calls = calls or any(type(part) is ToolCallStarted for part in parts)
+                self._count(chunk, in_answer)
+                self._write(chunk, choice, parts, self._finished(chunk, choice, parser, calls))
+                if chunk.finish is not None:
+                    return
+                if parser.stopped:
+                    await self._engine.abort(request.engine_request_id)
+                    return
+                await self._delivery.writable()
+        raise GenerationFailed("The model failed to answer.", diagnostic="engine ended mid-choice")
+
+    def _count(self, chunk: EngineChunk, in_answer: bool) -> None:
+        self._output_tokens += chunk.output_tokens
+        if chunk.reasoning_tokens is not None:
+            self._reasoning_tokens = chunk.reasoning_tokens
+        elif not in_answer and self._reasoning_visible:
+            self._reasoning_tokens += chunk.output_tokens
+        if chunk.input_tokens is not None:
+            self._input_tokens = chunk.input_tokens
+        if chunk.cached_tokens is not None and not self._started:
+            self._cached_tokens = chunk.cached_tokens
+
+    @property
+    def _reasoning_visible(self) -> bool:
+        prompt = self._job.prompt
+        return isinstance(prompt, ChatPrompt) and prompt.reasoning.visible
+
+    def _write(
+        self,
+        chunk: EngineChunk,
+        choice: int,
+        parts: Sequence[PartDelta],
+        finished: Finished | None,
+    ) -> None:
+        ids = ((choice, chunk.token_ids),) if chunk.token_ids else ()
+        if self._started and finished is None:
+            if parts or ids:
+                self.send(parts, ids)
+            return
+        deltas: list[Delta] = []
+        if not self._started:
+            self._started = True
+            deltas.append(
+                Started(self._runner.worker_id, self._input_tokens, self._cached_tokens)
+            )
+        deltas += parts
+        if finished is not None:
+            deltas.append(finished)
+        self.send(deltas, ids)
+
+    def _finished(
+        self, chunk: EngineChunk, choice: int, parser: ChoiceParser, calls: bool
+    ) -> Finished | None:
+        if parser.stopped:
+            return Finished(choice, FinishReason.STOP, parser.matched)
+        if chunk.finish is None:
+            return None
+        reason = self._reason(chunk.finish)
+        if calls and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
+        return Finished(choice, reason, chunk.finish.matched)
+
+    def _reason(self, finish: EngineFinish) -> FinishReason:
+        if reason := _FINISH.get(finish.reason):
+            return reason
+        if self._delivery.cancelled.is_set():
+            raise _Cancelled
+        raise GenerationFailed("The model failed to answer.", diagnostic=f"engine: {finish.reason}")
+
+
+class _PendingLogprobs:
+    """Log probabilities of tokens whose text is still held back by the parser."""
+
+    def __init__(self) -> None:
+        self._pending: list[TokenLogprob] = []
+
+    def attach(
+        self, tokens: Sequence[TokenLogprob], parts: Sequence[PartDelta]
+    ) -> Sequence[PartDelta]:
+        """Hand the pending ones, and these, to the first text among `parts`."""
+        self._pending += tokens
+        if not self._pending:
+            return parts
+        for index, part in enumerate(parts):
+            if isinstance(part, TextDelta):
+                carrying = TextDelta(part.choice, part.text, tuple(self._pending))
+                self._pending.clear()
+                return (*parts[:index], carrying, *parts[index + 1 :])
+        return parts
+
+
+def _first(errors: BaseExceptionGroup[ServingError]) -> ServingError:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ServingError)
+    return error

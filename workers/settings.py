@@ -1,0 +1,37 @@
+"""A worker's settings, parsed once and passed down."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+EngineName: TypeAlias = Literal["sglang", "upstream", "scripted"]
+
+
+class WorkerSettings(BaseModel):
+    """Everything a worker needs to know.
+
+    Attributes:
+        model: Directory or hub id of the model; for `upstream` the name that server knows.
+        served_id: Public id; by default derived from `model`.
+        concurrency: Jobs run at once.
+        engine_args: Fields of SGLang's `ServerArgs`.
+        reasoning_format: How the model marks its reasoning, by SGLang's parser names.
+        hidden_reasoning: The model may think although reasoning is off; drop that.
+        grace_s: How long running Jobs may go on after SIGTERM.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    served_id: str
+    engine: EngineName = "sglang"
+    concurrency: int = Field(default=32, ge=1)
+    engine_args: dict[str, Any] = {}
+    upstream_url: str | None = None
+    upstream_api_key: str | None = Field(default=None, repr=False)
+    reasoning_format: str | None = None
+    hidden_reasoning: bool = False
+    grace_s: float = Field(default=30.0, ge=0)
+    announce_interval_s: float = Field(default=5.0, gt=0)
