@@ -23,11 +23,42 @@ class OutputParser(Protocol):
     def finish(self) -> Sequence[PartDelta]: ...
 
 
+class ChoiceParser(OutputParser, Protocol):
+    """An output parser together with what a run must know of its state.
+
+    Attributes:
+        stops_armed: Whether stop strings end the choice. Set it to False while a minimum number of
+            tokens has not been generated.
+    """
+
+    stops_armed: bool
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has ended the choice; all further text is dropped."""
+        ...
+
+    @property
+    def matched(self) -> str | None:
+        """The caller's stop string that ended the choice; None for the template's own."""
+        ...
+
+    @property
+    def in_answer(self) -> bool:
+        """Whether text fed now would be answer text, as far as is known, and not reasoning."""
+        ...
+
+
 class PlainText:
-    """Everything is answer text."""
+    """Everything is answer text, and nothing in it ends the choice."""
+
+    stopped = False
+    matched = None
+    in_answer = True
 
     def __init__(self, choice: int) -> None:
         self._choice = choice
+        self.stops_armed = True
 
     def feed(self, text: str) -> Sequence[PartDelta]:
         return (TextDelta(self._choice, text),) if text else ()

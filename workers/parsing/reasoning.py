@@ -1,0 +1,196 @@
+"""Splits reasoning from the answer, for formats that mark it with an opening and a closing string.
+
+The law of all parsers holds: any re-chunking of the text gives the same two strings. That is why
+text is held back while it could still become a marker, or white space that a marker would trim.
+
+What counts as reasoning:
+
+* Everything from the beginning, where the prompt ends inside reasoning or the format always starts
+  so; otherwise what follows an opening marker at the very beginning (white space may precede it).
+* It ends at the *first* closing marker. Later ones, and opening markers anywhere but at the
+  beginning, are text. Without a closing marker all of it is reasoning.
+* Line breaks after the opening marker, white space before the closing one and line breaks after
+  that belong to the markers. All other text is passed on as it is.
+
+A call drafted inside reasoning stays reasoning, word for word: only the closing marker ends it.
+
+Source: the marker strings are those SGLang 0.5.23 uses for `--reasoning-parser` of the same name.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+import msgspec
+
+from workers.parsing.holdback import partial_marker
+
+_LINE_BREAKS: Final = "\r\n"
+
+
+class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a family of models marks its reasoning.
+
+    Attributes:
+        opening: The marker before reasoning, where the model writes it itself.
+        closing: The marker after it.
+        always_open: Output starts inside reasoning whatever the prompt ends with.
+        stray_closing: The model may begin an answer without reasoning by a closing marker.
+    """
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    always_open: bool = False
+    stray_closing: bool = False
+
+
+_THINK: Final = ReasoningFormat()
+_THINK_ALWAYS: Final = ReasoningFormat(always_open=True)
+
+# Left out, because an opening and a closing string do not describe them: apertus2509, beam,
+# cohere_command4, gpt-oss, inkling, k2_horizon, kimi_k3, muse and response_template (channels or
+# several parts), hunyuan (markers differ by tokenizer), iquest_q1 (depends on template variables),
+# minimax-append-think (does not split).
+REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
+    "deepseek-r1": _THINK_ALWAYS,
+    "deepseek-v3": _THINK,
+    "deepseek-v4": _THINK,
+    "deepseek-v41": _THINK,
+    "dots": _THINK,
+    "gemma4": ReasoningFormat(opening="<|channel>thought\n", closing="<channel|>"),
+    "gigachat35": _THINK_ALWAYS,
+    "glm45": _THINK,
+    "granite_thinking_parser": _THINK,
+    "interns1": _THINK,
+    "kimi": ReasoningFormat(opening="◁think▷", closing="◁/think▷"),
+    "kimi_k2": _THINK,
+    "ling3": _THINK,
+    "mimo": _THINK,
+    "minimax": _THINK_ALWAYS,
+    "minimax-m3": ReasoningFormat(opening="<mm:think>", closing="</mm:think>", stray_closing=True),
+    "mistral": ReasoningFormat(opening="[THINK]", closing="[/THINK]"),
+    "nanbeige": _THINK,
+    "nemotron_3": _THINK,
+    "poolside_v1": _THINK,
+    "qwen3": _THINK,
+    "qwen3-thinking": _THINK_ALWAYS,
+    "step3": _THINK_ALWAYS,
+    "step3p5": _THINK_ALWAYS,
+}
+
+
+class _State(Enum):
+    BEGINNING = auto()  # a marker may still come first
+    REASONING = auto()
+    UNSURE = auto()  # either reasoning or the answer: only a closing marker or the end can tell
+    GAP = auto()  # after the closing marker, before the answer's first character
+    ANSWER = auto()
+
+
+class ReasoningSplitter:
+    """Splits one choice's text into (reasoning, answer).
+
+    Args:
+        format: The model's markers.
+        starts_inside: The prompt ends inside an open reasoning part.
+        hidden_when_off: For models that are known to think although they were told not to, without
+            an opening marker. Text is held back until a closing marker shows that it was
+            reasoning, or the end shows that it was the answer. Such answers do not stream.
+    """
+
+    __slots__ = ("_format", "_held", "_inside", "_leading", "_openings", "_state", "_unsure")
+
+    def __init__(
+        self, format: ReasoningFormat, *, starts_inside: bool, hidden_when_off: bool = False
+    ) -> None:
+        self._format = format
+        self._inside = starts_inside or format.always_open
+        self._unsure = hidden_when_off
+        self._state = _State.BEGINNING
+        self._leading = True  # no reasoning has been passed on yet
+        self._held = ""
+        self._openings = (
+            (format.opening, format.closing)
+            if format.stray_closing and not self._inside
+            else (format.opening,)
+        )
+
+    @property
+    def in_answer(self) -> bool:
+        """Whether text fed now would be answer text, as far as is known."""
+        match self._state:
+            case _State.REASONING:
+                return False
+            case _State.BEGINNING:
+                return not self._inside
+            case _:
+                return True
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Take more text.
+
+        Returns:
+            Reasoning and answer text that is now certain; the reasoning comes first.
+        """
+        if self._state is _State.ANSWER:
+            return "", text
+        text, self._held = self._held + text, ""
+        reasoning = ""
+        if self._state is _State.BEGINNING:
+            text = self._begin(text)
+        if self._state is _State.REASONING:
+            reasoning, text = self._reason(text)
+        elif self._state is _State.UNSURE:
+            reasoning, text = self._wonder(text)
+        if self._state is _State.GAP:
+            text = text.lstrip(_LINE_BREAKS)
+            if text:
+                self._state = _State.ANSWER
+        return reasoning, text
+
+    def finish(self) -> tuple[str, str]:
+        """The text has ended: release what is held back."""
+        held, self._held = self._held, ""
+        if self.in_answer:
+            return "", held
+        return held.lstrip(_LINE_BREAKS) if self._leading else held, ""
+
+    def _begin(self, text: str) -> str:
+        """Leave the beginning once it is certain what it is; returns the text that remains."""
+        body = text.lstrip()
+        for marker in self._openings:
+            if body.startswith(marker):
+                closed = marker == self._format.closing
+                self._state = _State.GAP if closed else _State.REASONING
+                return body[len(marker) :]
+            if marker.startswith(body):
+                self._held = text
+                return ""
+        if self._inside:
+            self._state = _State.REASONING
+        else:
+            self._state = _State.UNSURE if self._unsure else _State.ANSWER
+        return text
+
+    def _reason(self, text: str) -> tuple[str, str]:
+        """Split at the closing marker, or hold back what may belong to it."""
+        if self._leading:
+            text = text.lstrip(_LINE_BREAKS)
+        before, closing, after = text.partition(self._format.closing)
+        if closing:
+            self._state = _State.GAP
+            return before.rstrip(), after
+        certain = text[: len(text) - partial_marker(text, self._format.closing)].rstrip()
+        self._held = text[len(certain) :]
+        self._leading = self._leading and not certain
+        return certain, ""
+
+    def _wonder(self, text: str) -> tuple[str, str]:
+        """Hold everything back until a closing marker."""
+        before, closing, after = text.partition(self._format.closing)
+        if closing:
+            self._state = _State.GAP
+            return before.strip(), after
+        self._held = text
+        return "", ""
