@@ -1,0 +1,12 @@
+"""The dialects this service speaks, by name. A new dialect is its own files and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingress.dialects.base import Dialect
+from ingress.dialects.chat import Chat
+
+_ALL: tuple[Dialect, ...] = (Chat(),)
+
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}

@@ -1,0 +1,225 @@
+"""Decoded JSON -> a dialect's typed body, and what is wrong with it in the API's own terms.
+
+Holds the building blocks of wire models and the translation of pydantic's findings into the error
+catalogue: a wrong JSON type or a missing field is `schema_validation_failed`, a value of the right
+type that is not allowed is `unsupported_value`. Messages name the field and never quote the value.
+Only the first finding is reported. It knows no dialect.
+
+Source: error catalogue, section 3 ("Request validation"); `param` uses paths such as
+`messages[2].content[0].text`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from schemas.errors import InvalidJson, RequestError, SchemaValidationFailed, UnsupportedValue
+
+MAX_DEPTH = 100
+"""How deep free-form JSON that travels on with the Job may nest."""
+
+_INT64 = 2**63
+
+
+class WireModel(BaseModel):
+    """Base of every typed body. Strict: `"1"` and `true` are not numbers. Extra fields are ignored.
+
+    `null` means absent, so every optional field is declared `X | None = None`.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+# --- Findings of our own validators --------------------------------------------------------------
+
+_VALUE = "unsupported_value"
+_SHAPE = "schema_validation_failed"
+_TAG = "unknown_tag"
+
+
+def bad_value(message: str, *, field: str | None = None) -> PydanticCustomError:
+    """A value that is not allowed; `message` continues the sentence "`field` …"."""
+    return _finding(_VALUE, message, field)
+
+
+def bad_shape(message: str, *, field: str | None = None) -> PydanticCustomError:
+    """A missing field or a wrong JSON type; `message` as in `bad_value`."""
+    return _finding(_SHAPE, message, field)
+
+
+def _finding(kind: str, message: str, field: str | None) -> PydanticCustomError:
+    # The message goes in as context: as a template its braces would mean something.
+    return PydanticCustomError(kind, "{text}", {"text": message, "field": field})
+
+
+# --- Building blocks -----------------------------------------------------------------------------
+
+
+def _integer(value: Any) -> Any:
+    if type(value) is not float:
+        return value
+    if value.is_integer() and abs(value) >= _INT64:
+        return int(value)  # the JSON decoder turns integers beyond 64 bits into floats
+    raise bad_value("must be an integer")
+
+
+def _false_if_null(value: Any) -> Any:
+    return False if value is None else value
+
+
+Integer = Annotated[int, BeforeValidator(_integer)]
+"""A JSON integer of any size."""
+
+Flag = Annotated[bool, BeforeValidator(_false_if_null)]
+"""A boolean that is false when absent or null: `field: Flag = False`."""
+
+
+def _string_or_array(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<array>" if isinstance(value, list) else None
+
+
+STRING_OR_ARRAY = Discriminator(
+    _string_or_array,
+    custom_error_type=_SHAPE,
+    custom_error_message="must be a string or an array",
+)
+"""Picks the member of a union tagged `<string>` and `<array>`.
+
+Tags are written in angle brackets so that they can be told from field names in an error's path.
+"""
+
+
+def by_field(field: str, *allowed: str) -> Discriminator:
+    """Picks the member of a union of objects that is tagged `<value of field>`.
+
+    Args:
+        field: The field that tells the members apart.
+        allowed: Its values that have a member.
+    """
+
+    def tag(value: Any) -> str | None:
+        name = value.get(field) if isinstance(value, dict) else None
+        return f"<{name}>" if isinstance(name, str) and name in allowed else None
+
+    return Discriminator(
+        tag,
+        custom_error_type=_TAG,
+        custom_error_message="{field}",
+        custom_error_context={"field": field, "allowed": ", ".join(allowed)},
+    )
+
+
+def check_depth(value: Any) -> Any:
+    """For free-form JSON: refuses what nests deeper than `MAX_DEPTH`. Does not recurse."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return value
+    raise bad_value(f"must not nest deeper than {MAX_DEPTH} levels")
+
+
+# --- Validation ----------------------------------------------------------------------------------
+
+Model = TypeVar("Model", bound=WireModel)
+
+
+def validate(model: type[Model], body: Any) -> Model:
+    """The typed body.
+
+    Raises:
+        InvalidJson: The body is not an object.
+        SchemaValidationFailed: A field is missing or has the wrong type.
+        UnsupportedValue: A value is not allowed.
+    """
+    if not isinstance(body, dict):
+        raise InvalidJson("The request body must be a JSON object.")
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+    # Raised outside the handler: pydantic's error quotes the input and must not be chained.
+    raise _translate(found)
+
+
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+
+_LIMITS = {
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+    "finite_number": "must be a finite number",
+    "string_too_short": "must not be empty",
+}
+
+
+def _translate(found: ErrorDetails) -> RequestError:
+    kind, context, path = found["type"], found.get("ctx", {}), found["loc"]
+    if kind == _TAG:
+        return _translate_tag(found["input"], context, path)
+    if kind in (_VALUE, _SHAPE):
+        text = context.get("text", found["msg"])
+        field = context.get("field")
+        where = (*path, field) if field else path
+        return _error(UnsupportedValue if kind == _VALUE else SchemaValidationFailed, where, text)
+    if kind in _LIMITS:
+        return _error(UnsupportedValue, path, _LIMITS[kind].format(**context))
+    if kind == "too_short":
+        return _error(UnsupportedValue, path, "must not be empty")
+    if kind == "too_long":
+        most = context["max_length"]
+        return _error(UnsupportedValue, path, f"must have at most {most} entries")
+    if kind == "missing":
+        return _error(SchemaValidationFailed, path, "is required")
+    expected = _EXPECTED.get(kind, "of another type")
+    return _error(SchemaValidationFailed, path, f"must be {expected}")
+
+
+def _translate_tag(
+    value: Any, context: dict[str, Any], path: tuple[int | str, ...]
+) -> RequestError:
+    if not isinstance(value, dict):
+        return _error(SchemaValidationFailed, path, "must be an object")
+    where = (*path, context["field"])
+    tag = value.get(context["field"])
+    if tag is None:
+        return _error(SchemaValidationFailed, where, "is required")
+    if not isinstance(tag, str):
+        return _error(SchemaValidationFailed, where, "must be a string")
+    return _error(UnsupportedValue, where, f"must be one of {context['allowed']}")
+
+
+def _error(error: type[RequestError], path: tuple[int | str, ...], text: str) -> RequestError:
+    param = field_path(path)
+    return error(f"`{param}` {text}.", param=param)
+
+
+def field_path(path: tuple[int | str, ...]) -> str:
+    """`("messages", 2, "<user>", "content")` -> `messages[2].content`."""
+    param = ""
+    for step in path:
+        if isinstance(step, int):
+            param += f"[{step}]"
+        elif not step.startswith("<"):
+            param += f".{step}" if param else step
+    return param
