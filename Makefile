@@ -1,0 +1,71 @@
+# `make up` and `make test` need Python 3.11 or newer and install the rest into .venv.
+
+# The first Python that is new enough; name one yourself with PYTHON=...
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+# A machine with an NVIDIA GPU gets SGLang's own kernels, in an environment of their own: the CPU
+# engine, which the tests use everywhere, cannot share one with them.
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+VENV ?= .venv
+ifeq ($(GPU),yes)
+UP_VENV ?= .venv-gpu
+UP_SETS := core gpu
+else
+UP_VENV ?= $(VENV)
+UP_SETS := core cpu trial
+endif
+BIN := $(VENV)/bin
+PACKAGES := schemas ingress workers
+ARGS ?=
+
+.PHONY: help up test lint format lock clean python
+.DEFAULT_GOAL := help
+
+help: ## Say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@echo '  ARGS="..." is passed on: to "headrace up" by "make up", to pytest by "make test".'
+
+python:
+	@test -n "$(PYTHON)" || { \
+	echo "Headrace needs Python 3.11, 3.12 or 3.13; none was found. Name one with: make PYTHON=/path/to/python3"; \
+	exit 1; }
+
+up: python ## Install what is missing, then serve a model on this machine
+	@$(PYTHON) deploy/install.py --venv $(UP_VENV) $(UP_SETS)
+	@exec $(UP_VENV)/bin/headrace up $(ARGS)
+
+test: python ## Install what is missing, then check everything
+	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Tests and service share one environment, so every lock is resolved within the test set's pins.
+LOCK = $(BIN)/uv pip compile --quiet --no-header --no-annotate --universal --python-version 3.11
+lock: python ## Pin the newest versions anew, with uv
+	@$(PYTHON) deploy/install.py --venv $(VENV) core
+	$(BIN)/python -m pip install --quiet uv
+	$(LOCK) --generate-hashes --upgrade pyproject.toml requirements/build.in --extra upstream --extra test \
+		-o requirements/test.txt
+	$(LOCK) --generate-hashes -c requirements/test.txt pyproject.toml requirements/build.in --extra upstream \
+		-o requirements/core.txt
+	$(LOCK) -c requirements/test.txt --config-file deploy/cpu/uv.toml deploy/cpu/requirements.in \
+		-o deploy/cpu/requirements.txt
+	$(LOCK) --no-deps deploy/cpu/trial.in -o deploy/cpu/trial.txt
+	sed 's/ *\\$$//; /^    --hash/d' requirements/core.txt > $(VENV)/core-pins.txt
+	$(BIN)/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --prerelease allow \
+		--python-platform x86_64-manylinux_2_35 -c $(VENV)/core-pins.txt deploy/gpu/requirements.in \
+		-o deploy/gpu/requirements.txt
+
+clean: ## Remove the environments and every cache
+	rm -rf .venv .venv-gpu .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
