@@ -3,9 +3,9 @@
 On the path of every text and reasoning Delta nothing is built but the bytes themselves: all that
 does not change between two chunks is encoded beforehand.
 
-Whitespace that only separates a tool call from its surroundings is dropped. It is a text part, that
-is text between two parts of another kind, with nothing but whitespace in it; so it is held back
-until it is known what it is.
+Whitespace that only separates a tool call from its surroundings is dropped: a text part (text
+between two parts of another kind) with nothing but whitespace in it that comes right before a call
+or anywhere after one. So whitespace is held back until it is known what it is.
 
 Source: Chat Completions, sections 6 (body), 7 (stream), 8 (tool calls) and 9 (log probabilities);
 dialect profiles, #9; failures, sections 1 and 2.
@@ -62,13 +62,11 @@ class _Choice:
 
     Attributes:
         part: What was fed last. `blank` is a text part with only whitespace so far, held back.
-        after_call: The part before the blank one is a tool call.
         head, text_head, reasoning_head: How a chunk of this choice begins, up to the value of
             `delta`, of `delta.content`, of `delta.reasoning_content`.
     """
 
     __slots__ = (
-        "after_call",
         "calls",
         "content",
         "finish_reason",
@@ -90,7 +88,6 @@ class _Choice:
         self.text_head = self.head + b'{"content":'
         self.reasoning_head = self.head + b'{"reasoning_content":'
         self.part: Literal["none", "text", "blank", "reasoning", "call"] = "none"
-        self.after_call = False
         self.held: list[str] = []
         self.held_logprobs: list[TokenLogprob] = []
         self.content: list[str] = []
@@ -185,9 +182,7 @@ class ChatEncoder:
             choice.content.append(text)
             return (choice.text_head + wire_json.encode_text(text) + self._value_end,)
         if choice.part != "text":
-            if choice.part != "blank":
-                choice.after_call = choice.part == "call"
-                choice.part = "blank"
+            choice.part = "blank"
             choice.held.append(text)
             choice.held_logprobs.extend(delta.logprobs)
             if not text or text.isspace():
@@ -213,7 +208,7 @@ class ChatEncoder:
         """Ends the current part because one other than a tool call follows, or nothing."""
         if choice.part != "blank":
             return _NO_FRAMES
-        if choice.after_call:
+        if choice.calls:
             self._drop(choice)
             return _NO_FRAMES
         return self._release(choice)

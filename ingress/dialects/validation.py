@@ -37,7 +37,7 @@ class WireModel(BaseModel):
 
 _VALUE = "unsupported_value"
 _SHAPE = "schema_validation_failed"
-_TAG = "unknown_tag"
+_TAG = "unknown_tag:"  # followed by the name of the field that holds the tag
 
 
 def bad_value(message: str, *, field: str | None = None) -> PydanticCustomError:
@@ -108,9 +108,8 @@ def by_field(field: str, *allowed: str) -> Discriminator:
 
     return Discriminator(
         tag,
-        custom_error_type=_TAG,
-        custom_error_message="{field}",
-        custom_error_context={"field": field, "allowed": ", ".join(allowed)},
+        custom_error_type=_TAG + field,
+        custom_error_message=f"must be one of {', '.join(allowed)}",
     )
 
 
@@ -175,8 +174,8 @@ _LIMITS = {
 
 def _translate(found: ErrorDetails) -> RequestError:
     kind, context, path = found["type"], found.get("ctx", {}), found["loc"]
-    if kind == _TAG:
-        return _translate_tag(found["input"], context, path)
+    if kind.startswith(_TAG):
+        return _translate_tag(found["input"], path, kind.removeprefix(_TAG), found["msg"])
     if kind in (_VALUE, _SHAPE):
         text = context.get("text", found["msg"])
         field = context.get("field")
@@ -196,17 +195,17 @@ def _translate(found: ErrorDetails) -> RequestError:
 
 
 def _translate_tag(
-    value: Any, context: dict[str, Any], path: tuple[int | str, ...]
+    value: Any, path: tuple[int | str, ...], field: str, unknown: str
 ) -> RequestError:
     if not isinstance(value, dict):
         return _error(SchemaValidationFailed, path, "must be an object")
-    where = (*path, context["field"])
-    tag = value.get(context["field"])
+    where = (*path, field)
+    tag = value.get(field)
     if tag is None:
         return _error(SchemaValidationFailed, where, "is required")
     if not isinstance(tag, str):
         return _error(SchemaValidationFailed, where, "must be a string")
-    return _error(UnsupportedValue, where, f"must be one of {context['allowed']}")
+    return _error(UnsupportedValue, where, unknown)
 
 
 def _error(error: type[RequestError], path: tuple[int | str, ...], text: str) -> RequestError:
