@@ -11,10 +11,10 @@ import click
 import structlog
 import yaml
 from prometheus_client import start_http_server
+from schemas.transport.rabbit import RabbitJobSource
 
 from schemas import telemetry
 from schemas.model_card import served_id
-from schemas.transport.rabbit import RabbitJobSource
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
 from workers.settings import WorkerSettings
@@ -23,7 +23,9 @@ from workers.supervisor import supervise
 log = structlog.get_logger()
 
 
-def parse_engine_args(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+def parse_engine_args(
+    _: click.Context, __: click.Parameter, values: tuple[str, ...]
+) -> dict[str, Any]:
     """`name=value` pairs, values read as YAML scalars or lists."""
     args: dict[str, Any] = {}
     for value in values:
@@ -35,36 +37,104 @@ def parse_engine_args(_: click.Context, __: click.Parameter, values: tuple[str, 
 
 
 @click.command()
-@click.option("--model", required=True, envvar="HEADRACE_MODEL", show_envvar=True,
-              help="Directory or hub id of the model (upstream: the name that server knows).")  # fmt: skip
-@click.option("--served-id", envvar="HEADRACE_SERVED_ID", show_envvar=True,
-              help="Public id of the model. Default: the last part of a path, else --model.")  # fmt: skip
-@click.option("--engine", type=click.Choice(["sglang", "upstream", "scripted"]), default="sglang",
-              show_default=True, envvar="HEADRACE_ENGINE", show_envvar=True,
-              help="What generates tokens. `scripted` is for tests and load.")  # fmt: skip
-@click.option("--amqp-url", required=True, envvar="HEADRACE_AMQP_URL", show_envvar=True,
-              help="The broker, such as amqp://user:password@host:5672/vhost.")  # fmt: skip
-@click.option("--concurrency", type=click.IntRange(min=1), default=32, show_default=True,
-              envvar="HEADRACE_CONCURRENCY", show_envvar=True,
-              help="Requests run at once; more wait in the queue.")  # fmt: skip
-@click.option("--engine-arg", "engine_args", multiple=True, metavar="NAME=VALUE",
-              callback=parse_engine_args, envvar="HEADRACE_ENGINE_ARGS", show_envvar=True,
-              help="Any field of SGLang's ServerArgs. May be repeated.")  # fmt: skip
-@click.option("--upstream-url", envvar="HEADRACE_UPSTREAM_URL", show_envvar=True,
-              help="Base URL of an OpenAI-compatible server, such as http://host:8001/v1.")  # fmt: skip
-@click.option("--upstream-api-key", envvar="HEADRACE_UPSTREAM_API_KEY", show_envvar=True,
-              help="Key for that server.")  # fmt: skip
-@click.option("--reasoning-parser", envvar="HEADRACE_REASONING_PARSER", show_envvar=True,
-              help="How the model marks its reasoning, by SGLang's names. Default: by template.")  # fmt: skip
-@click.option("--grace", "grace_s", type=float, default=30.0, show_default=True,
-              envvar="HEADRACE_GRACE", show_envvar=True,
-              help="Seconds that running requests may go on after SIGTERM.")  # fmt: skip
-@click.option("--metrics-port", type=int, envvar="HEADRACE_METRICS_PORT", show_envvar=True,
-              help="Serve Prometheus metrics on this port of 127.0.0.1.")  # fmt: skip
-@click.option("--log-level", default="info", show_default=True, envvar="HEADRACE_LOG_LEVEL",
-              show_envvar=True, type=click.Choice(["debug", "info", "warning", "error"]))  # fmt: skip
-@click.option("--supervise/--no-supervise", "supervised", default=True, show_default=True,
-              help="Run in a child process that is started again when its engine dies.")  # fmt: skip
+@click.option(
+    "--model",
+    required=True,
+    envvar="HEADRACE_MODEL",
+    show_envvar=True,
+    help="Directory or hub id of the model (upstream: the name that server knows).",
+)
+@click.option(
+    "--served-id",
+    envvar="HEADRACE_SERVED_ID",
+    show_envvar=True,
+    help="Public id of the model. Default: the last part of a path, else --model.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["sglang", "upstream", "scripted"]),
+    default="sglang",
+    show_default=True,
+    envvar="HEADRACE_ENGINE",
+    show_envvar=True,
+    help="What generates tokens. `scripted` is for tests and load.",
+)
+@click.option(
+    "--amqp-url",
+    required=True,
+    envvar="HEADRACE_AMQP_URL",
+    show_envvar=True,
+    help="The broker, such as amqp://user:password@host:5672/vhost.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    envvar="HEADRACE_CONCURRENCY",
+    show_envvar=True,
+    help="Requests run at once; more wait in the queue.",
+)
+@click.option(
+    "--engine-arg",
+    "engine_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_engine_args,
+    envvar="HEADRACE_ENGINE_ARGS",
+    show_envvar=True,
+    help="Any field of SGLang's ServerArgs. May be repeated.",
+)
+@click.option(
+    "--upstream-url",
+    envvar="HEADRACE_UPSTREAM_URL",
+    show_envvar=True,
+    help="Base URL of an OpenAI-compatible server, such as http://host:8001/v1.",
+)
+@click.option(
+    "--upstream-api-key",
+    envvar="HEADRACE_UPSTREAM_API_KEY",
+    show_envvar=True,
+    help="Key for that server.",
+)
+@click.option(
+    "--reasoning-parser",
+    envvar="HEADRACE_REASONING_PARSER",
+    show_envvar=True,
+    help="How the model marks its reasoning, by SGLang's names. Default: by template.",
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    type=float,
+    default=30.0,
+    show_default=True,
+    envvar="HEADRACE_GRACE",
+    show_envvar=True,
+    help="Seconds that running requests may go on after SIGTERM.",
+)
+@click.option(
+    "--metrics-port",
+    type=int,
+    envvar="HEADRACE_METRICS_PORT",
+    show_envvar=True,
+    help="Serve Prometheus metrics on this port of 127.0.0.1.",
+)
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    envvar="HEADRACE_LOG_LEVEL",
+    show_envvar=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+)
+@click.option(
+    "--supervise/--no-supervise",
+    "supervised",
+    default=True,
+    show_default=True,
+    help="Run in a child process that is started again when its engine dies.",
+)
 def worker(
     amqp_url: str,
     reasoning_parser: str | None,

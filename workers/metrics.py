@@ -16,5 +16,7 @@ class WorkerMetrics:
         self.running = Gauge("headrace_worker_jobs_running", "Jobs held", registry=self.registry)
         self.slots = Gauge("headrace_worker_slots", "Jobs it runs at once", registry=self.registry)
         self.output_tokens = Counter(
-            "headrace_worker_output_tokens_total", "Tokens of completed Jobs", registry=self.registry
+            "headrace_worker_output_tokens_total",
+            "Tokens of completed Jobs",
+            registry=self.registry,
         )

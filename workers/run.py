@@ -37,7 +37,7 @@ from schemas.errors import (
     ServingError,
     UnsupportedParameter,
 )
-from schemas.job import ChatPrompt, Job, TokenPrompt
+from schemas.job import ChatPrompt, TokenPrompt
 from schemas.sampling import OutputLimit
 from schemas.transport.base import Delivery
 from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineRequest
@@ -75,8 +75,8 @@ def fit_output_limit(limit: OutputLimit, prompt_tokens: int, context_length: int
         wanted = min(limit.fallback_tokens, room)
     if room < 1 or wanted > room:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {context_length} tokens, but the request needs "
-            f"{prompt_tokens} for the prompt and {max(limit.max_tokens, 1)} for the output.",
+            f"This model's maximum context length is {context_length} tokens, but the request "
+            f"needs {prompt_tokens} for the prompt and {limit.max_tokens} for the output."
         )
     return wanted
 
@@ -202,9 +202,7 @@ class _Run:
         limit = job.sampling.limit
         max_tokens = limit.max_tokens
         if self._engine.takes_token_ids:
-            max_tokens = fit_output_limit(
-                limit, len(prompt_ids), self._engine.card.context_length
-            )
+            max_tokens = fit_output_limit(limit, len(prompt_ids), self._engine.card.context_length)
         self._input_tokens = len(prompt_ids)
         self.send((Accepted(self._runner.worker_id, len(prompt_ids)),))
         requests = [
@@ -225,10 +223,11 @@ class _Run:
                 choices = [group.create_task(self._choice(request)) for request in requests]
                 await asyncio.wait(choices)
                 watcher.cancel()
-        except* _Cancelled:
-            return "cancelled"
-        except* ServingError as errors:
-            raise _first(errors) from None
+        except BaseExceptionGroup as group_error:
+            first = _first(group_error)
+            if isinstance(first, _Cancelled):
+                return "cancelled"
+            raise first from None
         self.send((Completed(self.usage()),))
         self._runner.metrics.output_tokens.inc(self._output_tokens)
         return "completed"
@@ -254,13 +253,13 @@ class _Run:
         return build_parser(
             request.choice,
             reasoning_format=self._runner.reasoning_format if chat else None,
-            starts_inside=request.reasoning_open
-            or (
-                chat is not None and not chat.reasoning.visible and self._runner.hidden_reasoning
-            ),
+            starts_inside=request.reasoning_open,
             visible=chat is None or chat.reasoning.visible,
             stop=job.sampling.stop,
             template_stops=self._engine.template_stop_strings if chat else (),
+            hidden_when_off=self._runner.hidden_reasoning
+            and chat is not None
+            and not chat.reasoning.enabled,
         )
 
     def _engine_stops(self) -> tuple[str, ...]:
@@ -286,11 +285,14 @@ class _Run:
         """Run one choice and put its Deltas into the reply."""
         job, choice = self._job, request.choice
         parser = self._parser(request)
+        min_tokens, produced = job.sampling.limit.min_tokens, 0
         logprobs = _PendingLogprobs() if job.sampling.logprobs else None
         calls = False
         async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 in_answer = parser.in_answer
+                produced += chunk.output_tokens
+                parser.stops_armed = produced >= min_tokens
                 parts: Sequence[PartDelta] = chunk.deltas or (
                     parser.feed(chunk.text) if chunk.text else ()
                 )
@@ -340,9 +342,7 @@ class _Run:
         deltas: list[Delta] = []
         if not self._started:
             self._started = True
-            deltas.append(
-                Started(self._runner.worker_id, self._input_tokens, self._cached_tokens)
-            )
+            deltas.append(Started(self._runner.worker_id, self._input_tokens, self._cached_tokens))
         deltas += parts
         if finished is not None:
             deltas.append(finished)
@@ -389,9 +389,7 @@ class _PendingLogprobs:
         return parts
 
 
-def _first(errors: BaseExceptionGroup[ServingError]) -> ServingError:
-    error: BaseException = errors
+def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    assert isinstance(error, ServingError)
     return error

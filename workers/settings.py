@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,3 +37,9 @@ class WorkerSettings(BaseModel):
     hidden_reasoning: bool = False
     grace_s: float = Field(default=30.0, ge=0)
     announce_interval_s: float = Field(default=5.0, gt=0)
+
+
+def cache_dir() -> Path:
+    """Where prepared models are kept, outside any source tree."""
+    base = os.environ.get("XDG_CACHE_HOME")  # noqa: TID251 - this is settings.py
+    return (Path(base) if base else Path.home() / ".cache") / "headrace"

@@ -1,8 +1,8 @@
 """An engine that plays scripts: text, chunking, delays, gates, failures at a chosen point.
 
 For tests and load only. Without a script of the test's own it obeys markers in the last user text
-(`MARKERS` below) and answers a fixed sentence when there are none. Its tokenizer counts UTF-8 bytes;
-every piece of output is one token.
+(`MARKERS` below) and answers a fixed sentence when there are none. Its tokenizer counts UTF-8
+bytes; every piece of output is one token.
 """
 
 from __future__ import annotations
@@ -170,6 +170,41 @@ class _Running:
         self.wake()
 
 
+class _Budget:
+    """Counts a request's tokens and looks for its stop strings."""
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
+        self._produced = 0
+        self._tail = ""
+        self._keep = max((len(stop) for stop in request.stop_strings), default=1) - 1
+
+    def spend(self, step: Text) -> EngineChunk:
+        """The chunk for one piece of text, with the end if this was the last."""
+        request = self._request
+        ids = step.ids
+        if ids is None:
+            ids = (256 + zlib.crc32(step.text.encode()) % 32_000,)
+        self._produced += len(ids)
+        finish = None
+        if request.stop_strings:
+            self._tail += step.text
+            for stop in request.stop_strings:
+                if stop in self._tail:
+                    finish = EngineFinish(reason="stop", matched=stop)
+            self._tail = self._tail[len(self._tail) - self._keep :] if self._keep else ""
+        if finish is None and self._produced >= request.max_tokens:
+            finish = EngineFinish(reason="length")
+        return EngineChunk(
+            text=step.text,
+            token_ids=ids,
+            output_tokens=len(ids),
+            input_tokens=len(request.prompt_ids),
+            cached_tokens=0,
+            finish=finish,
+        )
+
+
 class ScriptedEngine:
     """Plays a script per request.
 
@@ -201,7 +236,8 @@ class ScriptedEngine:
             context_length=context_length,
             vocab_size=65_536,
             capabilities=Capabilities(
-                completions=True, reasoning=ReasoningSupport(efforts=("none", "high"), default="none")
+                completions=True,
+                reasoning=ReasoningSupport(efforts=("none", "high"), default="none"),
             ),
         )
 
@@ -231,31 +267,14 @@ class ScriptedEngine:
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Play the script; every `Text` is one chunk."""
         running = self._running[request.engine_request_id] = _Running()
-        produced, tail = 0, ""
-        keep = max((len(stop) for stop in request.stop_strings), default=1) - 1
+        budget = _Budget(request)
         try:
             for step in self._script(request):
                 match step:
-                    case Text(text=text, ids=ids):
-                        token_ids = ids if ids is not None else (256 + zlib.crc32(text.encode()) % 32_000,)
-                        produced += len(token_ids)
-                        tail += text
-                        matched = next((s for s in request.stop_strings if s in tail), None)
-                        tail = tail[len(tail) - keep :] if keep else ""
-                        finish = None
-                        if matched is not None:
-                            finish = EngineFinish(reason="stop", matched=matched)
-                        elif produced >= request.max_tokens:
-                            finish = EngineFinish(reason="length")
-                        yield EngineChunk(
-                            text=text,
-                            token_ids=token_ids,
-                            output_tokens=len(token_ids),
-                            input_tokens=len(request.prompt_ids),
-                            cached_tokens=0,
-                            finish=finish,
-                        )
-                        if finish is not None:
+                    case Text():
+                        chunk = budget.spend(step)
+                        yield chunk
+                        if chunk.finish is not None:
                             return
                     case Pause():
                         await self._pause(running, step)
@@ -291,7 +310,7 @@ class ScriptedEngine:
             opened.cancel()
 
     async def _pause(self, running: _Running, pause: Pause) -> None:
-        """Wait; requests due on the same grid line wake in one turn, as a real engine's step does."""
+        """Wait; requests due on one grid line wake in one turn, as in a real engine's step."""
         loop = asyncio.get_running_loop()
         due = loop.time() + pause.seconds
         if pause.grid_s:

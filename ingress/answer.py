@@ -1,0 +1,238 @@
+"""One answer over HTTP: drives a Generation and an encoder, and watches the client and the clock.
+
+The status line is settled before the first byte: by the first token, by the reply's failure, or by
+time. After that a failure is told inside the stream, in the dialect's own way. A client that leaves
+cancels the Job at once, whether it is queued, in prefill or in decode, streaming or not.
+
+Two tasks per answer: one carries Deltas to the socket, one reads the socket's other direction. The
+caller's task only waits for either, and for the nearest of the limits; so the limits cost nothing
+per Delta.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ingress.dialects.base import Dialect, Encoder
+from ingress.errors import error_response
+from ingress.generation import Generation
+from ingress.settings import TimeLimits
+from schemas.delta import Accepted, Completed, Delta
+from schemas.errors import (
+    ClientClosedRequest,
+    ErrorInfo,
+    InternalError,
+    ServerShuttingDown,
+    ServingError,
+)
+
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes the stream on as it comes
+]
+
+
+class Answer(Response):
+    """The response to one inference request.
+
+    Args:
+        on_end: Called once with the HTTP status and the error, if any, when all is over.
+    """
+
+    def __init__(
+        self,
+        *,
+        generation: Generation,
+        encoder: Encoder,
+        dialect: Dialect,
+        stream: bool,
+        request_id: str,
+        limits: TimeLimits,
+        on_end: Callable[[int, ErrorInfo | None], None],
+    ) -> None:
+        self.background = None
+        self._generation = generation
+        self._encoder = encoder
+        self._dialect = dialect
+        self._stream = stream
+        self._request_id = request_id
+        self._limits = limits
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._loop.time()
+        self._written_at = self._began_at
+        self._writing = False
+        self._committed = False
+        self._status = 200
+        self._shutting_down = False
+        self._wake = asyncio.Event()  # the waiting task has something new to look at
+
+    def shut_down(self) -> None:
+        """The process ends: give up what is left of this answer."""
+        self._shutting_down = True
+        self._wake.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: ServingError | None = None
+        try:
+            await self._drive(receive, send)
+        except ServingError as raised:
+            error = raised
+        except asyncio.CancelledError:
+            error = ClientClosedRequest("The request was given up.")
+            raise
+        except Exception as raised:
+            error = InternalError("Something went wrong in the server.", diagnostic=repr(raised))
+            raise
+        finally:
+            info = error.info() if error is not None else None
+            self._on_end(self._status if info is None or self._committed else info.status, info)
+            await asyncio.shield(self._generation.close())
+        if error is not None and not isinstance(error, ClientClosedRequest):
+            await self._tell(error, scope, receive, send)
+
+    async def _tell(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._committed:
+            response = error_response(self._dialect, error.info(), self._request_id)
+            await response(scope, receive, send)
+        elif not self._writing:
+            # A record that is still on its way to a reader who takes nothing cannot be followed.
+            frames = self._encoder.fail(error.info())
+            await self._send_body(send, b"".join(frames), more=False)
+
+    async def _drive(self, receive: Receive, send: Send) -> None:
+        """Carry the answer until it is whole.
+
+        Raises:
+            ServingError: It will not be.
+        """
+        carrying = asyncio.create_task(self._carry(send))
+        leaving = asyncio.create_task(_until_gone(receive))
+        woken = asyncio.create_task(self._wake.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait(
+                    (carrying, leaving, woken),
+                    timeout=self._next_due() - self._loop.time(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if carrying in done:
+                    carrying.result()
+                    return
+                if leaving in done:
+                    raise ClientClosedRequest("The client went away.")
+                if self._shutting_down:
+                    raise ServerShuttingDown("The server is shutting down; try again.")
+                if woken in done:
+                    self._wake.clear()
+                    woken = asyncio.create_task(self._wake.wait())
+                await self._on_time(send)
+        finally:
+            for task in (carrying, leaving, woken):
+                task.cancel()
+            await asyncio.gather(carrying, leaving, woken, return_exceptions=True)
+
+    def _next_due(self) -> float:
+        at, _ = self._generation.limit()
+        if self._writing:
+            at = min(at, self._written_at + self._limits.write_s)
+        if not self._stream:
+            return at
+        if not self._committed:
+            return min(at, self._commit_at())
+        return min(at, self._written_at + self._limits.keep_alive_s)
+
+    def _commit_at(self) -> float:
+        at = self._began_at + self._limits.commit_s
+        if self._generation.accepted_at is not None:
+            return min(at, self._generation.accepted_at + self._limits.commit_after_accept_s)
+        return at
+
+    async def _on_time(self, send: Send) -> None:
+        now = self._loop.time()
+        at, error = self._generation.limit()
+        if self._writing and now >= self._written_at + self._limits.write_s:
+            raise ClientClosedRequest("The client stopped reading.")
+        if now >= at:
+            raise error
+        if not self._stream or self._writing:
+            return
+        if not self._committed:
+            if now >= self._commit_at():
+                await self._commit(send)
+        elif now >= self._written_at + self._limits.keep_alive_s:
+            await self._send_body(send, b"".join(self._encoder.keep_alive()), more=True)
+
+    async def _carry(self, send: Send) -> None:
+        await self._generation.start()
+        if self._stream:
+            await self._carry_stream(send)
+        else:
+            await self._carry_body(send)
+
+    async def _carry_stream(self, send: Send) -> None:
+        feed = self._encoder.feed
+        while True:
+            deltas = await self._generation.receive()
+            frames = [frame for delta in deltas for frame in feed(delta)]
+            ended = type(deltas[-1]) is Completed
+            if not self._committed:
+                if not frames and not ended:
+                    self._wake.set()  # accepted: time may now settle the status line
+                    continue
+                await self._commit(send, frames, more=not ended)
+            elif frames or ended:
+                await self._send_body(send, b"".join(frames), more=not ended)
+            if ended:
+                return
+
+    async def _carry_body(self, send: Send) -> None:
+        feed = self._encoder.feed
+        last: Delta = Accepted("", 0)
+        while type(last) is not Completed:
+            deltas = await self._generation.receive()
+            for delta in deltas:
+                feed(delta)
+            last = deltas[-1]
+        body = self._encoder.body()
+        self._committed = True
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send_body(send, body, more=False)
+
+    async def _commit(
+        self, send: Send, frames: list[bytes] | None = None, *, more: bool = True
+    ) -> None:
+        self._committed = True
+        opening = [*self._encoder.open(), *(frames or ())]
+        await self._write(
+            send, {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
+        )
+        await self._send_body(send, b"".join(opening), more=more)
+
+    async def _send_body(self, send: Send, body: bytes, *, more: bool) -> None:
+        await self._write(send, {"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _write(self, send: Send, message: Message) -> None:
+        self._writing = True
+        try:
+            await send(message)
+        except OSError:
+            raise ClientClosedRequest("The client went away.") from None
+        self._writing = False
+        self._written_at = self._loop.time()
+
+
+async def _until_gone(receive: Receive) -> None:
+    with contextlib.suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass

@@ -1,0 +1,59 @@
+"""Composition root of the ingress: settings and a dispatcher to an ASGI app."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from ingress.auth import Authenticator
+from ingress.catalog import Catalog
+from ingress.config import Config, load_config
+from ingress.errors import install_error_handlers
+from ingress.generate import Services
+from ingress.metrics import IngressMetrics
+from ingress.request_id import RequestIdMiddleware
+from ingress.routes.health import health_routes
+from ingress.routes.inference import inference_routes
+from ingress.routes.models import model_routes
+from ingress.settings import IngressSettings
+from schemas.transport.base import Dispatcher
+
+
+def build_services(settings: IngressSettings, dispatcher: Dispatcher) -> Services:
+    """Everything a request needs.
+
+    Raises:
+        ConfigError: The configuration file cannot be used.
+    """
+    config = load_config(settings.config) if settings.config is not None else Config()
+    if config.profile is not None:
+        settings = settings.model_copy(update={"profile": config.profile})
+    return Services(
+        settings=settings,
+        dispatcher=dispatcher,
+        catalog=Catalog(
+            dispatcher,
+            configured=[model.card() for model in config.models],
+            known_ids=[settings.model] if settings.model else [],
+        ),
+        authenticator=Authenticator((*config.api_keys, *settings.api_keys)),
+        metrics=IngressMetrics(),
+    )
+
+
+def build_app(services: Services) -> ASGIApp:
+    """The ASGI app over these services."""
+    app = FastAPI(
+        title="Headrace",
+        version=version("headrace"),
+        openapi_url="/openapi.json",
+        redirect_slashes=False,
+    )
+    install_error_handlers(app)
+    app.include_router(inference_routes(services))
+    app.include_router(model_routes(services))
+    app.include_router(health_routes(services))
+    # Outermost, so that even a crash of the app below answers with an id.
+    return RequestIdMiddleware(app)

@@ -1,0 +1,214 @@
+"""`headrace up`: ingress and worker in one process; the only file that sees both sides.
+
+Without a broker the two halves talk over the memory transport; with `--amqp-url` they use it like
+everybody else, so that further workers may join.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import click
+import structlog
+from rich.console import Console
+from schemas.transport.memory import MemoryTransport
+from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource
+from workers.supervisor import supervise
+from workers.trial_model import TRIAL_MODEL_ID, prepare
+
+from ingress.app import build_app, build_services
+from ingress.commands import ingress_options, ingress_settings, option, run, warn_if_open
+from ingress.config import ConfigError
+from ingress.server import Server
+from ingress.settings import IngressSettings
+from schemas import telemetry
+from schemas.model_card import served_id
+from schemas.transport.base import Dispatcher, JobSource
+from workers.__main__ import parse_engine_args
+from workers.compose import build_consumer, build_engine, new_worker_id
+from workers.metrics import WorkerMetrics
+from workers.settings import WorkerSettings, cache_dir
+
+log = structlog.get_logger()
+
+_QUESTION = "What is the capital of France?"
+
+
+@click.command()
+@option(
+    "--model",
+    env="MODEL",
+    help="Directory or hub id of the model. Default: a small real model for trying out.",
+)
+@option(
+    "--served-id",
+    env="SERVED_ID",
+    help="Public id of the model. Default: the last part of a path, else --model.",
+)
+@option(
+    "--engine",
+    env="ENGINE",
+    type=click.Choice(["sglang", "upstream", "scripted"]),
+    default="sglang",
+    show_default=True,
+    help="What generates tokens. `scripted` is for tests and load.",
+)
+@option(
+    "--upstream-url",
+    env="UPSTREAM_URL",
+    help="Base URL of an OpenAI-compatible server, such as http://host:8001/v1.",
+)
+@option("--upstream-api-key", env="UPSTREAM_API_KEY", help="Key for that server.")
+@option(
+    "--amqp-url",
+    env="AMQP_URL",
+    help="A broker to share with other processes. Default: none is needed.",
+)
+@option(
+    "--concurrency",
+    env="CONCURRENCY",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="Requests the engine runs at once; more wait.",
+)
+@option(
+    "--engine-arg",
+    "engine_args",
+    env="ENGINE_ARGS",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=parse_engine_args,
+    help="Any field of SGLang's ServerArgs. May be repeated.",
+)
+@option(
+    "--reasoning-parser",
+    env="REASONING_PARSER",
+    help="How the model marks its reasoning, by SGLang's names. Default: by template.",
+)
+@click.option(
+    "--supervise/--no-supervise",
+    "supervised",
+    default=True,
+    show_default=True,
+    help="Run in a child process that is started again when the engine dies.",
+)
+@ingress_options
+def up(
+    model: str | None,
+    served_id: str | None,  # the option's name; the function of this name is `_public_id` here
+    reasoning_parser: str | None,
+    amqp_url: str | None,
+    supervised: bool,
+    log_level: str,
+    **values: Any,
+) -> None:
+    """Run everything in one process: HTTP, queue and engine.
+
+    Without --model a small real model is prepared once and answers on the CPU.
+    """
+    telemetry.configure_logging(log_level)
+    if supervised:
+        command = [sys.executable, "-m", "ingress", *sys.argv[1:], "--no-supervise"]
+        sys.exit(supervise(command, name="headrace", grace_s=values["grace_s"] + 15))
+    console = Console(stderr=True)
+    settings = ingress_settings(values)
+    if values["engine"] == "upstream" and not (values["upstream_url"] and model):
+        raise click.UsageError("--engine upstream needs --upstream-url and --model")
+    if model is None:
+        model = "scripted" if values["engine"] == "scripted" else _trial_model(console)
+        served_id = served_id or (TRIAL_MODEL_ID if values["engine"] == "sglang" else model)
+    worker = WorkerSettings(
+        model=model,
+        served_id=served_id or _public_id(model),
+        reasoning_format=reasoning_parser,
+        grace_s=settings.grace_s,
+        **values,
+    )
+    settings = settings.model_copy(update={"model": worker.served_id})
+    run(serve(settings, worker, amqp_url, console))
+
+
+_public_id = served_id
+
+
+def _trial_model(console: Console) -> str:
+    return str(prepare(cache_dir(), console=console))
+
+
+async def serve(
+    settings: IngressSettings, worker: WorkerSettings, amqp_url: str | None, console: Console
+) -> None:
+    """Load the model, then serve until SIGTERM or SIGINT."""
+    engine = build_engine(worker)
+    with console.status(f"Loading {worker.served_id} (this can take a minute) …"):
+        await engine.start()
+    worker_id = new_worker_id()
+    try:
+        async with _transport(amqp_url, worker, worker_id) as (dispatcher, source):
+            try:
+                services = build_services(settings, dispatcher)
+            except ConfigError as error:
+                raise click.ClickException(str(error)) from None
+            warn_if_open(settings, authenticated=services.authenticator.required)
+            consumer = build_consumer(
+                worker, engine, source, worker_id=worker_id, metrics=WorkerMetrics()
+            )
+
+            async def say(url: str) -> None:
+                while not services.catalog.ready():  # noqa: ASYNC110 - once, at start
+                    await asyncio.sleep(0.01)
+                _print_invitation(console, url, worker.served_id, services.authenticator.required)
+
+            consuming = asyncio.create_task(consumer.run())
+            try:
+                await Server(build_app(services), services, on_ready=say).serve()
+            finally:
+                await consumer.drain(0)
+                await consuming
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def _transport(
+    amqp_url: str | None, worker: WorkerSettings, worker_id: str
+) -> AsyncIterator[tuple[Dispatcher, JobSource]]:
+    dispatcher: Dispatcher
+    source: JobSource
+    if amqp_url is None:
+        memory = MemoryTransport()
+        dispatcher = memory.dispatcher()
+        source = memory.job_source(model=worker.served_id, slots=worker.concurrency)
+    else:
+        dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress")
+        source = await RabbitJobSource.connect(
+            amqp_url, model=worker.served_id, slots=worker.concurrency, name=worker_id
+        )
+    try:
+        yield dispatcher, source
+    finally:
+        await source.close()
+        await dispatcher.close()
+
+
+def _print_invitation(console: Console, url: str, model: str, authenticated: bool) -> None:
+    key = ' -H "Authorization: Bearer $HEADRACE_API_KEY"' if authenticated else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
+    lines = (
+        "",
+        f"Headrace serves {model} at {url}/v1",
+        "",
+        "Try it:",
+        f"  curl -sS {url}/v1/chat/completions{key} -H 'Content-Type: application/json'"
+        f" -d '{body}'",
+        "",
+        "Ctrl-C stops everything.",
+    )
+    for line in lines:
+        # Plain and unwrapped, so that the command can be pasted.
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

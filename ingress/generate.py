@@ -1,0 +1,188 @@
+"""The straight line from body to answer.
+
+    authenticate -> read -> parse -> model -> admit -> normalise -> Generation -> Answer
+
+The order is the precedence of errors: the first that applies is the one reported.
+Source: error catalogue, "Precedence". A request refused by validation never holds a slot.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingress.admission import Admission, Slot, read_json
+from ingress.answer import Answer
+from ingress.auth import Authenticator, Principal
+from ingress.catalog import Catalog
+from ingress.dialects.base import Dialect, JobContext, Stamp
+from ingress.generation import Generation, outcome_of
+from ingress.metrics import IngressMetrics
+from ingress.settings import IngressSettings
+from schemas import telemetry
+from schemas.errors import ErrorInfo, ModelZdrNotSupported
+from schemas.transport.base import Dispatcher
+
+log = structlog.get_logger()
+
+
+class Services:
+    """What a request needs of the process it runs in.
+
+    Attributes:
+        answers: The answers under way, for shutting down.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: IngressSettings,
+        dispatcher: Dispatcher,
+        catalog: Catalog,
+        authenticator: Authenticator,
+        metrics: IngressMetrics,
+    ) -> None:
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.catalog = catalog
+        self.authenticator = authenticator
+        self.metrics = metrics
+        self.admission = Admission(max_concurrent=settings.max_concurrent)
+        self.answers: set[Answer] = set()
+
+    def begin_shutdown(self) -> None:
+        """Take no more requests; those under way go on."""
+        self.admission.shutting_down = True
+
+    def end_answers(self) -> None:
+        """Give up the answers that are still under way."""
+        for answer in tuple(self.answers):
+            answer.shut_down()
+
+
+async def generate(request: Request, dialect: Dialect, services: Services) -> Response:
+    """Answer one inference request.
+
+    Raises:
+        ServingError: It is refused; nothing has been sent and nothing is held.
+    """
+    settings = services.settings
+    request_id: str = request.state.request_id
+    principal = services.authenticator.authenticate(request.scope["headers"])
+    body = await read_json(
+        request, max_bytes=settings.max_body_bytes, idle_s=settings.limits.body_s
+    )
+    wanted = dialect.parse(body)
+    card = services.catalog.lookup(wanted.model)
+    if (
+        request.headers.get("wafer-zdr", "").strip().lower() == "required"
+        and not card.zdr_supported
+    ):
+        raise ModelZdrNotSupported(
+            "This model does not support zero data retention.", param="model"
+        )
+    now = time.time()
+    response_id = secrets.token_hex(16)
+    job = dialect.normalise(
+        wanted,
+        card,
+        JobContext(
+            job_id=response_id,
+            request_id=request_id,
+            now=now,
+            deadline=now + settings.limits.total_s,
+            queue_deadline=now + settings.limits.queue_wait_s,
+            profile=settings.profile,
+        ),
+    )
+    services.catalog.require_worker(card)
+    slot = services.admission.acquire()
+    generation = Generation(services.dispatcher, job, settings.limits)
+    stamp = Stamp(
+        response_id=response_id,
+        created=int(now),
+        model=card.id,
+        request_id=request_id,
+        profile=settings.profile,
+    )
+    record = _Record(services, dialect, principal, generation, slot, stream=wanted.stream)
+    answer = Answer(
+        generation=generation,
+        encoder=dialect.encoder(wanted, job, stamp),
+        dialect=dialect,
+        stream=wanted.stream,
+        request_id=request_id,
+        limits=settings.limits,
+        on_end=record.end,
+    )
+    record.answer = answer
+    services.answers.add(answer)
+    services.metrics.in_flight.set(services.admission.in_flight)
+    return answer
+
+
+class _Record:
+    """Writes the canonical line and the metrics of one request, and gives its slot back."""
+
+    def __init__(
+        self,
+        services: Services,
+        dialect: Dialect,
+        principal: Principal,
+        generation: Generation,
+        slot: Slot,
+        *,
+        stream: bool,
+    ) -> None:
+        self._services = services
+        self._dialect = dialect
+        self._principal = principal
+        self._generation = generation
+        self._slot = slot
+        self._stream = stream
+        self._began = time.monotonic()
+        self.answer: Answer | None = None
+
+    def end(self, status: int, error: ErrorInfo | None) -> None:
+        """All is over; called once."""
+        services, generation, job = self._services, self._generation, self._generation.job
+        self._slot.release()
+        if self.answer is not None:
+            services.answers.discard(self.answer)
+        duration_s = time.monotonic() - self._began
+        ttft_s = generation.ttft_s
+        usage = generation.usage
+        outcome = outcome_of(error)
+        metrics = services.metrics
+        metrics.in_flight.set(services.admission.in_flight)
+        metrics.requests.labels(self._dialect.name, job.model, outcome, str(status)).inc()
+        metrics.duration.labels(self._dialect.name, job.model).observe(duration_s)
+        if ttft_s is not None:
+            metrics.ttft.labels(self._dialect.name, job.model).observe(ttft_s)
+        metrics.input_tokens.labels(job.model).inc(usage.input_tokens)
+        metrics.output_tokens.labels(job.model).inc(usage.output_tokens)
+        log.info(
+            telemetry.REQUEST_COMPLETED,
+            request_id=job.request_id,
+            job_id=job.job_id,
+            dialect=self._dialect.name,
+            model=job.model,
+            principal=self._principal.name,
+            stream=self._stream,
+            status=status,
+            outcome=outcome,
+            code=error.code if error is not None else None,
+            finish_reason=generation.finish_reason,
+            ttft_ms=round(ttft_s * 1000, 1) if ttft_s is not None else None,
+            duration_ms=round(duration_s * 1000, 1),
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            attempt=generation.attempt,
+            worker=generation.worker,
+        )

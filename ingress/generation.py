@@ -1,0 +1,255 @@
+"""One request's life behind HTTP: dispatch, attempts, limits, figures; closed exactly once.
+
+A Generation turns the reply messages of one Job, over however many attempts, into one grammatical
+run of Deltas. It knows neither a dialect nor a socket: a stream, a whole answer and a batch line
+drive it the same way. Times are in the event loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+import structlog
+
+from ingress.settings import TimeLimits
+from schemas import telemetry
+from schemas.delta import (
+    Accepted,
+    Completed,
+    Delta,
+    Failed,
+    Finished,
+    Interrupted,
+    ReplyMessage,
+    Started,
+    Usage,
+)
+from schemas.errors import (
+    ErrorInfo,
+    GenerationFailed,
+    GenerationTimeout,
+    ModelOverloaded,
+    ReportedError,
+    ServiceError,
+    ServingError,
+    WorkerFailed,
+)
+from schemas.job import Job
+from schemas.reply import ReplyChecker, SequenceChecker
+from schemas.transport.base import Dispatcher, Reply
+
+log = structlog.get_logger()
+
+MAX_STRIKES = 2
+"""A Job that was lost with this many workers is not tried on another one."""
+
+_PROMPT_TOKENS_PER_SECOND = 2_000
+"""Extra time to the first token for long prompts."""
+
+Phase: TypeAlias = Literal["queued", "prefill", "decode", "ended"]
+
+
+class Generation:
+    """One Job and its reply.
+
+    Attributes:
+        phase: `queued` until a worker accepted the Job, `prefill` until the first token.
+        attempt: The attempt whose Deltas are being delivered.
+        usage: Tokens as far as known; final once the reply has ended.
+        finish_reason: Of the first choice that finished; for the log.
+        first_token_at: Loop time of `Started`.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, job: Job, limits: TimeLimits) -> None:
+        self.job = job
+        self.phase: Phase = "queued"
+        self.attempt = job.attempt
+        self.usage = Usage()
+        self.finish_reason: str | None = None
+        self.first_token_at: float | None = None
+        self.accepted_at: float | None = None
+        self.worker: str | None = None
+        self._dispatcher = dispatcher
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._began_at = self._progress_at = self._loop.time()
+        self._reply: Reply | None = None
+        self._sequence = SequenceChecker(job.attempt)
+        self._checker = ReplyChecker(job.sampling.n)
+        self._answered = False  # something of the answer has been delivered
+        self._error: ServingError | None = None
+        self._strikes = 0
+        self._input_tokens = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token, if it came."""
+        return None if self.first_token_at is None else self.first_token_at - self._began_at
+
+    async def start(self) -> None:
+        """Hand the Job over.
+
+        Raises:
+            ServingError: It was refused.
+        """
+        self._reply = await self._dispatcher.dispatch(self.job)
+
+    async def receive(self) -> Sequence[Delta]:
+        """The Deltas that have arrived; waits for some. The last batch ends with `Completed`.
+
+        `Accepted` and `Started` are delivered once, whatever the number of attempts.
+
+        Raises:
+            ServingError: The reply ended in an error.
+        """
+        assert self._reply is not None, "start() comes first"
+        while True:
+            if self._error is not None:
+                raise self._error
+            deltas: list[Delta] = []
+            try:
+                for message in await self._reply.receive():
+                    if self._sequence.accept(message):
+                        interrupted = self._take(message, deltas)
+                        if interrupted is not None:
+                            await self._retry(interrupted)
+            except ServingError as error:
+                # What came before it is still the reader's.
+                self._error = error
+            self._progress_at = self._loop.time()
+            if deltas:
+                return deltas
+
+    def _take(self, message: ReplyMessage, deltas: list[Delta]) -> Interrupted | None:
+        for _, ids in message.token_ids:
+            self.usage = msgspec.structs.replace(
+                self.usage, output_tokens=self.usage.output_tokens + len(ids)
+            )
+        for delta in message.deltas:
+            self._checker.feed(delta)
+            match delta:
+                case Accepted():
+                    self._accepted(delta, deltas)
+                case Started():
+                    self._started(delta, deltas)
+                case Interrupted():
+                    return delta
+                case Failed(error=error, usage=usage):
+                    self.phase = "ended"
+                    self.usage = _larger(self.usage, usage)
+                    raise ReportedError(error)
+                case Completed(usage=usage):
+                    self.phase = "ended"
+                    self.usage = usage
+                    deltas.append(delta)
+                case Finished(reason=reason):
+                    self.finish_reason = self.finish_reason or reason
+                    deltas.append(delta)
+                case _:
+                    self._answered = True
+                    deltas.append(delta)
+        return None
+
+    def _accepted(self, delta: Accepted, deltas: list[Delta]) -> None:
+        self.phase = "prefill"
+        self.worker = delta.worker
+        self._input_tokens = delta.input_tokens
+        if self.accepted_at is None:
+            self.accepted_at = self._loop.time()
+            self.usage = msgspec.structs.replace(self.usage, input_tokens=delta.input_tokens)
+            deltas.append(delta)
+
+    def _started(self, delta: Started, deltas: list[Delta]) -> None:
+        self.phase = "decode"
+        if self.first_token_at is None:
+            self.first_token_at = self._loop.time()
+            self.usage = msgspec.structs.replace(
+                self.usage, input_tokens=delta.input_tokens, cached_tokens=delta.cached_tokens
+            )
+            deltas.append(delta)
+
+    async def _retry(self, interrupted: Interrupted) -> None:
+        """Dispatch the next attempt, unless the answer has begun or the Job seems to be poison.
+
+        Raises:
+            WorkerFailed: Part of the answer is out and cannot be taken back.
+            GenerationFailed: Too many workers were lost with this Job.
+        """
+        assert self._reply is not None
+        log.warning(
+            telemetry.JOB_INTERRUPTED,
+            job_id=self.job.job_id,
+            attempt=self.attempt,
+            reason=interrupted.reason,
+            worker=self.worker,
+        )
+        if interrupted.reason == "redelivered" and self.phase != "queued":
+            self._strikes += 1
+        if self._answered:
+            raise WorkerFailed("The worker that was answering this request was lost.")
+        if self._strikes >= MAX_STRIKES:
+            raise GenerationFailed("This request could not be completed on any worker.")
+        self.attempt += 1
+        self.phase = "queued"
+        self.usage = Usage()
+        self._checker = ReplyChecker(self.job.sampling.n)
+        self._sequence.begin_attempt(self.attempt)
+        await self._reply.redispatch(msgspec.structs.replace(self.job, attempt=self.attempt))
+
+    def limit(self) -> tuple[float, ServingError]:
+        """When the present phase must have ended at the latest, and the error if it has not."""
+        limits = self._limits
+        total = (
+            self._began_at + limits.total_s,
+            GenerationTimeout("The request took longer than allowed."),
+        )
+        at: float
+        error: ServingError
+        at, error = total
+        match self.phase:
+            case "queued":
+                at = self._began_at + limits.queue_wait_s
+                error = ModelOverloaded("The request waited too long for a free worker.")
+            case "prefill":
+                at = self._progress_at + limits.first_token_s
+                at += self._input_tokens / _PROMPT_TOKENS_PER_SECOND
+                error = GenerationTimeout("The model did not begin to answer in time.")
+            case "decode":
+                at = self._progress_at + limits.stall_s
+                error = WorkerFailed("The worker that was answering this request fell silent.")
+        return (at, error) if at < total[0] else total
+
+    async def close(self) -> None:
+        """Give back what the reply holds; a reply that has not ended is cancelled. Idempotent."""
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        try:
+            if self.phase != "ended":
+                self.phase = "ended"
+                await reply.cancel()
+        except ServiceError as error:
+            # The broker is away; so is the Job's worker from us, and its queue deadline ends it.
+            log.warning(telemetry.JOB_CANCELLED, job_id=self.job.job_id, diagnostic=error.message)
+        finally:
+            await reply.close()
+
+
+def _larger(a: Usage, b: Usage) -> Usage:
+    """Field by field: a worker's own count may lag behind, or be missing."""
+    return Usage(
+        max(a.input_tokens, b.input_tokens),
+        max(a.cached_tokens, b.cached_tokens),
+        max(a.output_tokens, b.output_tokens),
+        max(a.reasoning_tokens, b.reasoning_tokens),
+    )
+
+
+def outcome_of(error: ErrorInfo | None) -> str:
+    """For the log and metrics: `completed`, `cancelled` or `failed`."""
+    if error is None:
+        return "completed"
+    return "cancelled" if error.code == "client_closed_request" else "failed"

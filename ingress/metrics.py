@@ -1,0 +1,49 @@
+"""Instruments of the ingress and their exposition. Labels come from closed sets, never from ids.
+
+Fed once per request from its canonical line; nothing here runs per Delta.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+
+class IngressMetrics:
+    """All instruments, on a registry of their own so that two apps fit one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "headrace_requests_total",
+            "Requests ended",
+            ["dialect", "model", "outcome", "status"],
+            registry=self.registry,
+        )
+        self.in_flight = Gauge(
+            "headrace_requests_in_flight", "Requests in flight", registry=self.registry
+        )
+        self.ttft = Histogram(
+            "headrace_time_to_first_token_seconds",
+            "From arrival to the first token",
+            ["dialect", "model"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "headrace_request_duration_seconds",
+            "From arrival to the end of the answer",
+            ["dialect", "model"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.input_tokens = Counter(
+            "headrace_input_tokens_total", "Prompt tokens", ["model"], registry=self.registry
+        )
+        self.output_tokens = Counter(
+            "headrace_output_tokens_total", "Generated tokens", ["model"], registry=self.registry
+        )
+        self.workers = Gauge(
+            "headrace_workers", "Workers heard of", ["model"], registry=self.registry
+        )

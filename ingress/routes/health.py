@@ -1,0 +1,52 @@
+"""Liveness, readiness and metrics, for orchestrators and not for clients."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import orjson
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from ingress.generate import Services
+
+
+def health_routes(services: Services) -> APIRouter:
+    """`/health/live`, `/health/ready`, `/metrics`."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/health/live")
+    async def live() -> Response:
+        return _json(200, {"status": "live"})
+
+    @router.get("/health/ready")
+    async def ready() -> Response:
+        """200 once a model can answer; 503 before, while the broker is away, and in shutdown."""
+        broker = services.dispatcher.connected()
+        model = services.catalog.ready()
+        running = not services.admission.shutting_down
+        ok = broker and model and running
+        return _json(
+            200 if ok else 503,
+            {
+                "status": "ready" if ok else "not ready",
+                "broker": broker,
+                "worker": model,
+                "shutting_down": not running,
+            },
+        )
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        counts = Counter(worker.card.id for worker in services.dispatcher.workers())
+        services.metrics.workers.clear()
+        for model, count in counts.items():
+            services.metrics.workers.labels(model).set(count)
+        return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _json(status: int, value: dict[str, object]) -> Response:
+    return Response(orjson.dumps(value), status_code=status, media_type="application/json")

@@ -1,0 +1,66 @@
+"""The ingress's settings, parsed once and passed down.
+
+Times are durations in seconds, sizes are bytes. Limits follow the public API's time-limit table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ingress.dialects.base import Profile
+
+
+class TimeLimits(BaseModel):
+    """How long each phase of a request may last.
+
+    Attributes:
+        queue_wait_s: Until a worker takes the Job.
+        first_token_s: From then to the first token, plus one second per 2,000 prompt tokens.
+        stall_s: Between tokens; a worker silent for longer counts as lost.
+        total_s: The whole request.
+        commit_after_accept_s: A stream's status line leaves this long after a worker accepted the
+            Job, or with the first token, whichever comes first.
+        commit_s: It leaves this long after arrival in any case.
+        keep_alive_s: Silence after which a stream gets a sign of life.
+        write_s: How long a reader may take nothing before the stream is given up.
+        body_s: Silence while the request body is uploaded.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    queue_wait_s: float = Field(default=60.0, gt=0)
+    first_token_s: float = Field(default=120.0, gt=0)
+    stall_s: float = Field(default=60.0, gt=0)
+    total_s: float = Field(default=3600.0, gt=0)
+    commit_after_accept_s: float = Field(default=1.0, ge=0)
+    commit_s: float = Field(default=10.0, ge=0)
+    keep_alive_s: float = Field(default=15.0, gt=0)
+    write_s: float = Field(default=60.0, gt=0)
+    body_s: float = Field(default=60.0, gt=0)
+
+
+class IngressSettings(BaseModel):
+    """Everything an ingress needs to know.
+
+    Attributes:
+        model: Public id that is served even while no worker has been heard of.
+        api_keys: Accepted keys; empty means no authentication.
+        max_body_bytes: Bodies of this size and above are refused.
+        max_concurrent: Requests in flight in this process.
+        grace_s: How long running streams may go on after SIGTERM.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    model: str | None = None
+    config: Path | None = None
+    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    profile: Profile = "wafer"
+    max_body_bytes: int = Field(default=50_000_000, gt=0)
+    max_concurrent: int = Field(default=4096, gt=0)
+    grace_s: float = Field(default=120.0, ge=0)
+    limits: TimeLimits = TimeLimits()
