@@ -15,8 +15,6 @@ from typing import Any
 import click
 import structlog
 from rich.console import Console
-from schemas.transport.memory import MemoryTransport
-from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource
 from workers.supervisor import supervise
 from workers.trial_model import TRIAL_MODEL_ID, prepare
 
@@ -28,6 +26,8 @@ from ingress.settings import IngressSettings
 from schemas import telemetry
 from schemas.model_card import served_id
 from schemas.transport.base import Dispatcher, JobSource
+from schemas.transport.memory import MemoryTransport
+from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource
 from workers.__main__ import parse_engine_args
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
@@ -46,6 +46,7 @@ _QUESTION = "What is the capital of France?"
 )
 @option(
     "--served-id",
+    "public_id",
     env="SERVED_ID",
     help="Public id of the model. Default: the last part of a path, else --model.",
 )
@@ -100,7 +101,7 @@ _QUESTION = "What is the capital of France?"
 @ingress_options
 def up(
     model: str | None,
-    served_id: str | None,  # the option's name; the function of this name is `_public_id` here
+    public_id: str | None,
     reasoning_parser: str | None,
     amqp_url: str | None,
     supervised: bool,
@@ -121,19 +122,16 @@ def up(
         raise click.UsageError("--engine upstream needs --upstream-url and --model")
     if model is None:
         model = "scripted" if values["engine"] == "scripted" else _trial_model(console)
-        served_id = served_id or (TRIAL_MODEL_ID if values["engine"] == "sglang" else model)
+        public_id = public_id or (TRIAL_MODEL_ID if values["engine"] == "sglang" else model)
     worker = WorkerSettings(
         model=model,
-        served_id=served_id or _public_id(model),
+        served_id=public_id or served_id(model),
         reasoning_format=reasoning_parser,
         grace_s=settings.grace_s,
         **values,
     )
     settings = settings.model_copy(update={"model": worker.served_id})
     run(serve(settings, worker, amqp_url, console))
-
-
-_public_id = served_id
 
 
 def _trial_model(console: Console) -> str:

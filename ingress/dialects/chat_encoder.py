@@ -176,15 +176,9 @@ class ChatEncoder:
     def _text(self, delta: TextDelta) -> Sequence[Frame]:
         choice = self._choices[delta.choice]
         text = delta.text
-        if choice.part == "text" and not self._with_logprobs:
-            if not text:
-                return _NO_FRAMES
-            choice.content.append(text)
-            return (choice.text_head + wire_json.encode_text(text) + self._value_end,)
         if choice.part != "text":
             choice.part = "blank"
             choice.held.append(text)
-            choice.held_logprobs.extend(delta.logprobs)
             if not text or text.isspace():
                 return _NO_FRAMES
             choice.part = "text"
@@ -277,11 +271,11 @@ class ChatEncoder:
 
     def _finished(self, delta: Finished) -> Sequence[Frame]:
         choice = self._choices[delta.choice]
-        ending = [*self._settle(choice)]
-        if delta.reason is not FinishReason.LENGTH:
-            ending += self._end_call(choice)
         choice.finish_reason = _finish_reason(delta.reason, called=bool(choice.calls))
         choice.matched = delta.matched
+        ending = [*self._settle(choice)]
+        if choice.finish_reason == "tool_calls":
+            ending += self._end_call(choice)
         ending.append(
             b'%b{},"finish_reason":"%b","logprobs":null,"matched_stop":%b}%b'
             % (

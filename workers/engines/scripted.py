@@ -12,7 +12,8 @@ import os
 import re
 import signal
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from itertools import chain
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -77,7 +78,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 Step: TypeAlias = Text | Pause | Gate | Trouble | End
-Script: TypeAlias = Callable[[EngineRequest], Sequence[Step]]
+Script: TypeAlias = Callable[[EngineRequest], Iterable[Step]]
 
 
 def pieces(text: str) -> list[str]:
@@ -95,34 +96,39 @@ def _last_user_text(job: Job) -> str:
             return bytes(i for i in ids if i < 256).decode(errors="replace")
 
 
-def script_from_markers(request: EngineRequest) -> list[Step]:
+def script_from_markers(request: EngineRequest) -> Iterator[Step]:
     """The script that the markers in the last user text ask for."""
     text = _last_user_text(request.job)
     say = _SAY.search(text)
-    answer = pieces(say.group(1) if say else DEFAULT_ANSWER)
+    answer: Iterable[str] = pieces(say.group(1) if say else DEFAULT_ANSWER)
     gap = Pause(_SLOW_GAP_S) if "[[slow]]" in text else None
     first: Pause | None = None
     if load := _LOAD.search(text):
         values = dict(item.split("=") for item in load.group(1).split())
-        answer = [f"tok{i} " for i in range(int(values.get("k", 64)))]
+        answer = (f"tok{i} " for i in range(int(values.get("k", 64))))
         gap_s = int(values.get("gap", 0)) / 1000
         gap = Pause(gap_s, grid_s=gap_s) if gap_s else None
         first = Pause(int(values.get("ttft", 0)) / 1000, grid_s=gap_s)
     if request.reasoning_open:
         think = _THINK.search(text)
         thought = pieces(think.group(1) if think else DEFAULT_REASONING)
-        answer = [*thought, "</think>", *answer]
-    steps: list[Step] = [] if first is None else [first]
-    for index, piece in enumerate(answer):
-        if gap and index:
-            steps.append(gap)
-        steps.append(Text(piece))
+        answer = chain(thought, ("</think>",), answer)
+    steps = _paced(answer, first, gap)
     if trouble := _TROUBLE.search(text):
-        return list(_with_trouble(steps, trouble.group(1), trouble.group(2)))
+        return _with_trouble(steps, trouble.group(1), trouble.group(2))
     return steps
 
 
-def _with_trouble(steps: Sequence[Step], kind: str, where: str) -> Iterator[Step]:
+def _paced(texts: Iterable[str], first: Pause | None, gap: Pause | None) -> Iterator[Step]:
+    pause = first
+    for text in texts:
+        if pause is not None:
+            yield pause
+        yield Text(text)
+        pause = gap
+
+
+def _with_trouble(steps: Iterable[Step], kind: str, where: str) -> Iterator[Step]:
     after = 0 if where == "start" else int(where)
     tokens = 0
     for step in steps:
