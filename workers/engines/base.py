@@ -66,6 +66,7 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: One per token id when asked for.
         deltas: Output already split, from engines that do not take token ids.
         output_tokens: Tokens this chunk accounts for; equals `len(token_ids)` where ids are known.
+            Where an engine had to estimate, its last chunk puts the sum right and may be negative.
         input_tokens: Total prompt tokens as the engine counts them (a total, on any chunk);
             None where it did not say.
         cached_tokens: Prompt tokens found in the prefix cache (a total); None as above.
