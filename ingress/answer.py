@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ingress.dialects.base import Dialect, Encoder
 from ingress.errors import error_response
-from ingress.generation import Generation
+from ingress.generation import Generation, Phase
 from ingress.settings import TimeLimits
 from schemas.delta import Accepted, Completed, Delta
 from schemas.errors import (
@@ -71,6 +71,7 @@ class Answer(Response):
         self._committed = False
         self._status = 200
         self._shutting_down = False
+        self._phase: Phase = generation.phase
         self._wake = asyncio.Event()  # the waiting task has something new to look at
 
     def shut_down(self) -> None:
@@ -104,7 +105,9 @@ class Answer(Response):
         elif not self._writing:
             # A record that is still on its way to a reader who takes nothing cannot be followed.
             frames = self._encoder.fail(error.info())
-            await self._send_body(send, b"".join(frames), more=False)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.write_s):
+                    await self._send_body(send, b"".join(frames), more=False)
 
     async def _drive(self, receive: Receive, send: Send) -> None:
         """Carry the answer until it is whole.
@@ -176,15 +179,22 @@ class Answer(Response):
         else:
             await self._carry_body(send)
 
+    async def _receive(self) -> Sequence[Delta]:
+        deltas = await self._generation.receive()
+        if self._generation.phase is not self._phase:
+            # Another limit applies from now on, and time may settle the status line earlier.
+            self._phase = self._generation.phase
+            self._wake.set()
+        return deltas
+
     async def _carry_stream(self, send: Send) -> None:
         feed = self._encoder.feed
         while True:
-            deltas = await self._generation.receive()
+            deltas = await self._receive()
             frames = [frame for delta in deltas for frame in feed(delta)]
             ended = type(deltas[-1]) is Completed
             if not self._committed:
                 if not frames and not ended:
-                    self._wake.set()  # accepted: time may now settle the status line
                     continue
                 await self._commit(send, frames, more=not ended)
             elif frames or ended:
@@ -196,7 +206,7 @@ class Answer(Response):
         feed = self._encoder.feed
         last: Delta = Accepted("", 0)
         while type(last) is not Completed:
-            deltas = await self._generation.receive()
+            deltas = await self._receive()
             for delta in deltas:
                 feed(delta)
             last = deltas[-1]

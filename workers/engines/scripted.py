@@ -282,6 +282,7 @@ class ScriptedEngine:
                         yield chunk
                         if chunk.finish is not None:
                             return
+                        await asyncio.sleep(0)  # no engine keeps the event loop to itself
                     case Pause():
                         await self._pause(running, step)
                     case Gate(event=event):
