@@ -1,0 +1,321 @@
+"""The `sglang` engine: SGLang in the worker process, driven by token ids.
+
+Requests go in with ids of our own, increments come out. Every way out of `generate` leaves nothing
+running: SGLang is told to abort before its iterator is let go.
+
+If SGLang's scheduler dies, SGLang kills the process it lives in, and nothing here hides that: a
+supervisor restarts the worker and the broker hands its Jobs to others.
+
+Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+from schemas.delta import TokenLogprob, TopLogprob
+from schemas.errors import GenerationFailed, InvalidGrammar, InvalidJsonSchema, ServingError
+from schemas.job import Job, TokenPrompt
+from schemas.model_card import Capabilities, ModelCard
+from schemas.sampling import JsonObject, JsonSchema, OutputLimit, SamplingParams
+from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
+from workers.engines.sglang_launch import Launched, launch, shut_down
+from workers.engines.sglang_request import ModelFacts, arguments, check, shows_special
+from workers.render import ChatRenderer, has_output_marker, knows_tools, reasoning_support
+from workers.token_bytes import TokenBytes
+
+_LEAST_LOGPROB: Final = -9999.0
+"""Stands for minus infinity, which JSON does not have."""
+
+_REPLACEMENT: Final = "\ufffd"
+
+
+class _Running:
+    """One request inside SGLang."""
+
+    __slots__ = ("aborted", "rid")
+
+    def __init__(self, engine_request_id: str) -> None:
+        # SGLang aborts every request whose id *starts* with the given one, so none may be the
+        # beginning of another: choice 1 must not take choice 10 with it.
+        self.rid = f"{engine_request_id}|"
+        self.aborted = False
+
+
+class SglangEngine:
+    """Implements `workers.engines.base.Engine`.
+
+    Args:
+        model: Directory or hub id.
+        served_id: Public id for the model card.
+        slots: Requests run at once; SGLang queues more.
+        server_args: Fields of SGLang's `ServerArgs`; they win over everything set here.
+    """
+
+    name = "sglang"
+    takes_token_ids = True
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        served_id: str,
+        slots: int = 32,
+        server_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model = model
+        self._served_id = served_id
+        self._server_args = dict(server_args or {})
+        self._slots: int = self._server_args.get("max_running_requests", slots)
+        self._running: dict[str, _Running] = {}
+        self._launched: Launched | None = None
+        self._card: ModelCard | None = None
+        self.template_stop_strings: tuple[str, ...] = ()
+
+    async def start(self) -> None:
+        """Load the model and answer one request, as the first is slow."""
+        self._launched = await launch(self._model, slots=self._slots, server_args=self._server_args)
+        self._sglang = self._launched.engine
+        self._manager = self._sglang.tokenizer_manager
+        self._tokenizer = self._manager.tokenizer
+        self._bytes = TokenBytes(self._tokenizer)
+        config = self._manager.model_config
+        scheduler = self._sglang._scheduler_init_result.scheduler_infos[0]
+        self._facts = ModelFacts(
+            context_length=min(config.context_len, scheduler["max_total_num_tokens"]),
+            max_prompt_tokens=scheduler["max_req_input_len"] - 1,
+            vocab_size=config.vocab_size,
+            deterministic=bool(self._manager.config_value("enable_deterministic_inference")),
+            sampling_defaults=config.get_default_sampling_params(),
+            shows_special=has_output_marker(self._tokenizer.all_special_tokens),
+        )
+        self._renderer = ChatRenderer(self._tokenizer, show_special=self._facts.shows_special)
+        self._card = ModelCard(
+            id=self._served_id,
+            context_length=self._facts.context_length,
+            vocab_size=self._facts.vocab_size,
+            capabilities=Capabilities(
+                tools=knows_tools(self._renderer),
+                regex=True,
+                grammar=True,
+                completions=True,
+                reasoning=reasoning_support(self._renderer),
+            ),
+        )
+        self.template_stop_strings = _stop_strings(config.hf_generation_config)
+        await self._warm_up()
+
+    async def stop(self) -> None:
+        if self._launched is not None:
+            launched, self._launched = self._launched, None
+            await shut_down(launched)
+
+    @property
+    def card(self) -> ModelCard:
+        assert self._card is not None, "the card is known after `start`"
+        return self._card
+
+    @property
+    def tokenizer(self) -> ChatRenderer:
+        return self._renderer
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    async def running(self) -> int:
+        """The larger of two counts, as each is late in one direction.
+
+        The scheduler publishes its own after a step, through shared memory; the tokenizer manager
+        counts a request from its arrival until the scheduler has said that it is over.
+        """
+        loads = await self._manager.get_loads()
+        published: int = sum(load.num_running_reqs + load.num_waiting_reqs for load in loads)
+        return max(published, len(self._manager.rid_to_state))
+
+    async def abort(self, engine_request_id: str) -> None:
+        if (running := self._running.get(engine_request_id)) is None:
+            return
+        running.aborted = True
+        state = self._manager.rid_to_state.get(running.rid)
+        # An abort that overtakes its request on the way to the scheduler would be lost, and SGLang
+        # sends none twice; such a request is aborted at its first output instead.
+        if state is not None and state.dispatched:
+            self._manager.abort_request(running.rid)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        """Run one choice.
+
+        Raises:
+            RequestError: The request cannot be run, or its grammar does not compile.
+            GenerationFailed: SGLang failed it.
+        """
+        check(request, self._facts)
+        running = self._running[request.engine_request_id] = _Running(request.engine_request_id)
+        choice = _Choice(request, self._facts, self._tokenizer, self._bytes)
+        outputs = None
+        try:
+            outputs = await self._sglang.async_generate(
+                **arguments(request, self._facts), rid=running.rid, stream=True
+            )
+            async for output in outputs:
+                reason = output["meta_info"]["finish_reason"]
+                aborted = reason is not None and reason["type"] == "abort"
+                if aborted and not running.aborted and reason.get("status_code"):
+                    raise _refusal(request.job, reason["status_code"])
+                if aborted or running.aborted:
+                    # What comes with it may repeat earlier output, so none of it is passed on.
+                    yield EngineChunk(finish=EngineFinish(reason="abort"))
+                    return
+                chunk = choice.chunk(output)
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        except ValueError as error:
+            raise GenerationFailed(
+                "The model failed to answer.", diagnostic="sglang refused the request"
+            ) from error
+        finally:
+            self._manager.abort_request(running.rid)  # nothing if it is over
+            if outputs is not None:
+                await outputs.aclose()
+            del self._running[request.engine_request_id]
+
+    async def _warm_up(self) -> None:
+        job = Job(
+            job_id="warm-up",
+            model=self._served_id,
+            prompt=TokenPrompt(token_ids=(0,)),
+            sampling=SamplingParams(limit=OutputLimit(max_tokens=4)),
+            created_at=0,
+            deadline=0,
+            queue_deadline=0,
+        )
+        request = EngineRequest(engine_request_id="warm-up", job=job, prompt_ids=(0,), max_tokens=4)
+        async for _ in self.generate(request):
+            pass
+
+
+class _Choice:
+    """Turns SGLang's outputs for one choice into chunks."""
+
+    def __init__(
+        self, request: EngineRequest, facts: ModelFacts, tokenizer: Any, token_bytes: TokenBytes
+    ) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._bytes = token_bytes
+        self._shows_special = shows_special(request.job, facts)
+        stop = request.job.sampling.stop
+        self._stop_ids = frozenset(stop.token_ids)
+        # With `ignore_eos` SGLang ignores the caller's stop ids, too.
+        self._watched = self._stop_ids if stop.ignore_eos else frozenset()
+        self._ids: list[int] = []
+        self._sent = 0
+        self._recent: tuple[int, ...] = ()
+
+    def chunk(self, output: Mapping[str, Any]) -> EngineChunk:
+        text: str = output["text"]
+        ids: tuple[int, ...] = tuple(output["output_ids"])
+        meta = output["meta_info"]
+        finish = self._finish(meta["finish_reason"])
+        if self._watched:
+            text, ids, finish = self._stop_at_id(text, ids, finish)
+        self._recent = (*self._recent, *ids)[-5:]
+        if finish is not None:
+            text = self._last_text(text, meta["finish_reason"])
+        return EngineChunk(
+            text=text,
+            token_ids=ids,
+            logprobs=self._logprobs(meta, len(ids)),
+            output_tokens=len(ids),
+            input_tokens=meta["prompt_tokens"],
+            cached_tokens=meta["cached_tokens"],
+            finish=finish,
+        )
+
+    def _finish(self, reason: Mapping[str, Any] | None) -> EngineFinish | None:
+        if reason is None:
+            return None
+        matched = reason.get("matched")
+        if isinstance(matched, str) and matched not in self._request.stop_strings:
+            # This is how SGLang reports that the model's output was not a number.
+            raise GenerationFailed("The model failed to answer.", diagnostic="invalid logits")
+        if isinstance(matched, int) and matched not in self._stop_ids:
+            matched = None
+        return EngineFinish(reason=reason["type"], matched=matched)
+
+    def _stop_at_id(
+        self, text: str, ids: tuple[int, ...], finish: EngineFinish | None
+    ) -> tuple[str, tuple[int, ...], EngineFinish | None]:
+        """Cut a chunk after the first watched id, if it has one."""
+        end = next((at for at, token_id in enumerate(ids) if token_id in self._watched), None)
+        if end is None:
+            self._ids += ids
+            self._sent += len(text)
+            return text, ids, finish
+        whole = self._decode([*self._ids, *ids[:end]])
+        return whole[self._sent :], ids[: end + 1], EngineFinish(reason="stop", matched=ids[end])
+
+    def _last_text(self, text: str, reason: Mapping[str, Any] | None) -> str:
+        """The last increment without the text of a stop token and without half a character."""
+        recent = self._recent
+        if isinstance(matched := (reason or {}).get("matched"), int):
+            recent = recent[:-1]
+            if self._request.stop_strings:
+                # `no_stop_trim` keeps stop tokens as well as stop strings.
+                text = text.removesuffix(self._decode([matched]))
+        if text.endswith(_REPLACEMENT):
+            tail = b"".join(self._bytes[token_id] for token_id in recent)
+            if not tail.endswith(_REPLACEMENT.encode()):
+                text = text[:-1]
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=not self._shows_special)
+        return text
+
+    def _logprobs(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:
+        if not self._request.job.sampling.logprobs:
+            return ()
+        chosen = meta["output_token_logprobs"][:count]
+        top = meta.get("output_top_logprobs") or [None] * len(chosen)
+        return tuple(
+            TokenLogprob(
+                token_id,
+                self._bytes[token_id].decode(errors="replace"),
+                self._bytes[token_id],
+                max(logprob, _LEAST_LOGPROB),
+                tuple(self._top(*entry) for entry in alternatives or ()),
+            )
+            for (logprob, token_id, _), alternatives in zip(chosen, top, strict=False)
+        )
+
+    def _top(self, logprob: float, token_id: int, _: Any) -> TopLogprob:
+        token_bytes = self._bytes[token_id]
+        return TopLogprob(
+            token_id,
+            token_bytes.decode(errors="replace"),
+            token_bytes,
+            max(logprob, _LEAST_LOGPROB),
+        )
+
+
+def _refusal(job: Job, status: int) -> ServingError:
+    """The error for a request that SGLang ended with a status.
+
+    Everything else it answers 400 to was checked before, so with a constraint it is the constraint.
+    """
+    constraint = job.sampling.constraint
+    if status != 400 or constraint is None:
+        return GenerationFailed("The model failed to answer.", diagnostic=f"sglang status {status}")
+    if isinstance(constraint, JsonSchema | JsonObject):
+        return InvalidJsonSchema("The JSON schema cannot be enforced.", param="json_schema")
+    return InvalidGrammar("The grammar could not be compiled.")
+
+
+def _stop_strings(generation_config: Any) -> tuple[str, ...]:
+    """Stop strings that come with the model, for base models that talk in labelled lines."""
+    stops = getattr(generation_config, "stop_strings", None) or ()
+    return (stops,) if isinstance(stops, str) else tuple(stops)

@@ -1,0 +1,209 @@
+"""Launching `sglang.Engine` inside a worker.
+
+SGLang is a guest here: its scheduler and detokenizer are processes of their own, its tokenizer
+manager runs on the worker's event loop. This module keeps it from taking over what belongs to the
+host: the event loop policy, the log handlers, SIGTERM, and other child processes.
+
+The engine is constructed in a thread of its own, so that the loop goes on turning while the model
+loads. That thread must live as long as the engine: the child processes ask the kernel to be killed
+when the thread that started them ends.
+
+Source: `sglang.srt.entrypoints.engine` and `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from workers.engines.sglang_scheduler import run_scheduler_process
+
+log = structlog.get_logger()
+
+_CPU_CACHE_TOKENS: Final = 65_536
+"""Upper bound of the KV cache on a CPU: over a gigabyte for a model of 270 million parameters."""
+
+_EXIT_GRACE_S: Final = 10.0
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """A running engine and the thread that must outlive it."""
+
+    engine: Any
+    thread: ThreadPoolExecutor
+
+
+async def launch(model: str, *, slots: int, server_args: Mapping[str, Any]) -> Launched:
+    """Start SGLang. Must run in the loop that will serve, best in the main thread.
+
+    Raises:
+        RuntimeError: The model could not be loaded; SGLang has written why to stderr.
+    """
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sglang-launch")
+    loop = asyncio.get_running_loop()
+    guarded = threading.current_thread() is threading.main_thread()
+    if guarded:
+        # A child that fails to start sends SIGQUIT, which would kill the worker without a word.
+        # Unheard, it turns into an exception of the constructor. After the start SGLang sets its
+        # own handler: from then on the death of a child is the death of the worker.
+        loop.add_signal_handler(signal.SIGQUIT, log.error, "engine.launch_failed")
+    try:
+        engine = await loop.run_in_executor(thread, _construct, model, slots, dict(server_args))
+        engine.tokenizer_manager.auto_create_handle_loop()
+    except BaseException:
+        if guarded:
+            loop.remove_signal_handler(signal.SIGQUIT)
+        thread.shutdown(wait=False)
+        raise
+    return Launched(engine, thread)
+
+
+async def shut_down(launched: Launched) -> None:
+    """Stop the engine's own processes; SGLang's `shutdown` would kill every child of the host."""
+    engine, manager = launched.engine, launched.engine.tokenizer_manager
+    atexit.unregister(engine.shutdown)
+    for task in manager.asyncio_tasks:
+        task.cancel()
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
+    await asyncio.get_running_loop().run_in_executor(launched.thread, _end_processes, engine)
+    manager.recv_from_detokenizer.close(linger=0)
+    manager.send_to_scheduler.close(linger=0)
+    launched.thread.shutdown(wait=False)
+
+
+def _construct(model: str, slots: int, given: dict[str, Any]) -> Any:
+    """Import SGLang and build the engine; blocks until the model is loaded."""
+    _prepare_environment(given.get("log_level", "error"))
+    policy = asyncio.get_event_loop_policy()
+    from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    asyncio.set_event_loop_policy(policy)  # importing SGLang replaces it
+
+    class HostedTokenizerManager(TokenizerManager):  # type: ignore[misc]
+        """Leaves SIGTERM to the worker, which drains in its own way."""
+
+        event_loop: asyncio.AbstractEventLoop | None
+
+        def auto_create_handle_loop(self) -> None:
+            if self.event_loop is not None:
+                return
+            # SGLang's own version has the loop's signal handlers and the task that exits the
+            # process after SIGTERM; only its reader task and SIGQUIT belong here.
+            from sglang.srt.managers.tokenizer_manager import print_exception_wrapper
+
+            loop = self.event_loop = asyncio.get_running_loop()
+            self.asyncio_tasks.add(loop.create_task(print_exception_wrapper(self.handle_loop)))
+            if threading.current_thread() is threading.main_thread():
+                handler = self.signal_handler_class(self).running_phase_sigquit_handler
+                loop.add_signal_handler(signal.SIGQUIT, handler)
+
+    def hosted(server_args: Any, port_args: Any) -> Any:
+        return init_tokenizer_manager(server_args, port_args, HostedTokenizerManager)
+
+    class HostedEngine(Engine):  # type: ignore[misc]
+        init_tokenizer_manager_func = staticmethod(hosted)
+        run_scheduler_process_func = staticmethod(run_scheduler_process)
+
+    engine = HostedEngine(model_path=model, **{**_defaults(model, slots, given), **given})
+    engine.loop.close()  # made for this thread; requests run on the worker's loop
+    return engine
+
+
+def _end_processes(engine: Any) -> None:
+    import psutil
+    from sglang.srt.managers.io_struct import ShutdownReq
+    from sglang.srt.utils import kill_process_tree
+
+    manager = engine.tokenizer_manager
+    if manager._subprocess_watchdog is not None:
+        manager._subprocess_watchdog.stop()
+    # A scheduler that ends by itself gives its GPU memory back in order.
+    manager._dispatch_to_scheduler(ShutdownReq())
+    processes = []
+    for pid in engine.get_all_child_pids():
+        try:
+            processes.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue
+    schedulers, detokenizers = processes[:-1], processes[-1:]
+    psutil.wait_procs(schedulers, timeout=_EXIT_GRACE_S)
+    for process in [*schedulers, *detokenizers]:
+        if process.is_running():
+            kill_process_tree(process.pid)
+
+
+def _prepare_environment(log_level: str) -> None:
+    """Variables that SGLang reads at import, here and in its child processes."""
+    import torch
+
+    environment = os.environ  # noqa: TID251 - SGLang takes these no other way
+    if not torch.cuda.is_available():
+        environment.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    # SGLang would replace the host's log handlers. Also, what it logs about grammars that fail to
+    # compile quotes them, and they are the caller's.
+    if "SGLANG_LOGGING_CONFIG_PATH" not in environment:
+        level = log_level.upper()
+        levels = {
+            "sglang": {"level": level},
+            "sglang.srt.constrained": {"level": "CRITICAL"},
+            "sglang.srt.managers.schedule_batch": {"level": "CRITICAL"},
+        }
+        with tempfile.NamedTemporaryFile(
+            prefix="headrace-sglang-logging-", suffix=".json", delete=False
+        ) as file:
+            file.write(msgspec.json.encode({"version": 1, "incremental": True, "loggers": levels}))
+        environment["SGLANG_LOGGING_CONFIG_PATH"] = file.name
+        atexit.register(Path(file.name).unlink, missing_ok=True)
+
+
+def _defaults(model: str, slots: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Server arguments that differ from SGLang's defaults; `given` ones win."""
+    import torch
+
+    defaults: dict[str, Any] = {
+        "incremental_streaming_output": True,  # increments are what the worker wants
+        "sleep_on_idle": True,  # else an idle scheduler keeps a core busy
+        "max_running_requests": slots,
+        "log_level": "error",
+        # Lets a constraint wait for the end of reasoning, if the template shows that there is any.
+        "reasoning_parser": "auto",
+        # White space without end is valid JSON, and small models find that.
+        "constrained_json_disable_any_whitespace": True,
+    }
+    if torch.cuda.is_available():
+        return defaults
+    return {**defaults, **_cpu_defaults(model, slots, given)}
+
+
+def _cpu_defaults(model: str, slots: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What SGLang needs on a CPU without its own CPU kernels."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        model, trust_remote_code=bool(given.get("trust_remote_code"))
+    ).get_text_config()
+    window: int = given.get("context_length") or config.max_position_embeddings
+    return {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        # `auto` would choose half precision, which CPUs are slow at.
+        "dtype": "float32" if "float32" in str(config.dtype) else "bfloat16",
+        # SGLang would size its cache by free memory and leave none.
+        "max_total_tokens": max(window, min(slots * window, _CPU_CACHE_TOKENS)),
+    }

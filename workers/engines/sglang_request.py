@@ -1,0 +1,173 @@
+"""An `EngineRequest` in SGLang's terms.
+
+What SGLang would refuse is refused here first, by our own rules: its refusals are plain text, and
+a few bad values (a stop id outside the vocabulary) would end its scheduler and with it the worker.
+Knows SGLang's parameter names but imports nothing of it.
+
+Source: `sglang.srt.sampling.sampling_params.SamplingParams` and `GenerateReqInput`, version 0.5.23.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from schemas.errors import ContextLengthExceeded, UnsupportedValue
+from schemas.job import ChatPrompt, Job
+from schemas.sampling import (
+    Constraint,
+    Ebnf,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    SamplingParams,
+    StructuralTag,
+)
+from workers.engines.base import EngineRequest
+
+MAX_STOP_STRINGS: Final = 32
+_SEED_MASK: Final = (1 << 63) - 1
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request is checked against.
+
+    Attributes:
+        max_prompt_tokens: Longest prompt the scheduler takes, a little below the window.
+        sampling_defaults: The model's own, from its generation config. SGLang applies them in its
+            HTTP layer only.
+        deterministic: SGLang's deterministic mode is on. It gives every request without a seed the
+            same one, and its scheduler ends at `min_p`.
+        shows_special: Conversations need special tokens in their output text, because the model
+            marks reasoning or tool calls with them.
+    """
+
+    context_length: int
+    max_prompt_tokens: int
+    vocab_size: int
+    sampling_defaults: Mapping[str, Any] = {}
+    deterministic: bool = False
+    shows_special: bool = False
+
+
+def check(request: EngineRequest, facts: ModelFacts) -> None:
+    """Refuse what SGLang cannot run.
+
+    Raises:
+        ContextLengthExceeded: Prompt and output do not fit.
+        UnsupportedValue: A token id outside the vocabulary, too many stop strings, no prompt.
+    """
+    prompt = len(request.prompt_ids)
+    if prompt > facts.max_prompt_tokens or prompt + request.max_tokens > facts.context_length:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {facts.context_length} tokens, but the "
+            f"request needs {prompt} for the prompt and {request.max_tokens} for the output."
+        )
+    if not prompt:
+        raise UnsupportedValue("The prompt is empty.", param="prompt")
+    sampling = request.job.sampling
+    _in_vocabulary(request.prompt_ids, facts, "prompt")
+    _in_vocabulary(sampling.stop.token_ids, facts, "stop_token_ids")
+    _in_vocabulary((token_id for token_id, _ in sampling.logit_bias), facts, "logit_bias")
+    if facts.deterministic and sampling.min_p:
+        raise UnsupportedValue("This model does not support min_p.", param="min_p")
+    if len(request.stop_strings) > MAX_STOP_STRINGS:
+        raise UnsupportedValue(
+            f"At most {MAX_STOP_STRINGS} stop strings are allowed.", param="stop"
+        )
+
+
+def arguments(request: EngineRequest, facts: ModelFacts) -> dict[str, Any]:
+    """Keyword arguments for `Engine.async_generate`, all but `rid` and `stream`."""
+    sampling = request.job.sampling
+    return {
+        "input_ids": list(request.prompt_ids),
+        "sampling_params": _sampling_params(request, facts),
+        "return_logprob": sampling.logprobs,
+        "top_logprobs_num": sampling.top_logprobs if sampling.logprobs else 0,
+        "require_reasoning": sampling.constraint is not None and _may_reason(request),
+    }
+
+
+def shows_special(job: Job, facts: ModelFacts) -> bool:
+    """Whether special tokens are part of this Job's output text."""
+    if not job.sampling.skip_special_tokens:
+        return True
+    return facts.shows_special and isinstance(job.prompt, ChatPrompt)
+
+
+def _sampling_params(request: EngineRequest, facts: ModelFacts) -> dict[str, Any]:
+    sampling = request.job.sampling
+    params = {**facts.sampling_defaults, **_given(sampling)}
+    if facts.deterministic:
+        params.pop("min_p", None)
+    if (top_k := params.get("top_k")) is not None and top_k < 1:
+        params["top_k"] = -1  # 0 is how generation configs say "off"
+    params["max_new_tokens"] = request.max_tokens
+    params["min_new_tokens"] = min(sampling.limit.min_tokens, request.max_tokens)
+    params["ignore_eos"] = sampling.stop.ignore_eos
+    params["skip_special_tokens"] = not shows_special(request.job, facts)
+    if request.stop_strings:
+        params["stop"] = list(request.stop_strings)
+        params["no_stop_trim"] = True  # they are looked for again after parsing
+    if sampling.stop.token_ids:
+        params["stop_token_ids"] = list(sampling.stop.token_ids)
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias}
+    if sampling.seed is not None:
+        params["sampling_seed"] = (sampling.seed + request.choice) & _SEED_MASK
+    elif facts.deterministic:
+        params["sampling_seed"] = secrets.randbits(63)
+    if sampling.constraint is not None:
+        name, value = _constraint(sampling.constraint)
+        params[name] = value
+    return params
+
+
+def _given(sampling: SamplingParams) -> dict[str, float | int]:
+    """The values the caller set; None leaves the model's default in place."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _constraint(constraint: Constraint) -> tuple[str, str]:
+    match constraint:
+        case JsonSchema(schema=schema):
+            return "json_schema", msgspec.json.encode(schema).decode()
+        case JsonObject():
+            return "json_schema", '{"type":"object"}'
+        case Regex(pattern=pattern):
+            return "regex", pattern
+        case Ebnf(grammar=grammar):
+            return "ebnf", grammar
+        case StructuralTag(spec=spec):
+            return "structural_tag", msgspec.json.encode(spec).decode()
+        case _:
+            assert_never(constraint)
+
+
+def _may_reason(request: EngineRequest) -> bool:
+    """Whether reasoning comes before the answer, so that a constraint has to wait for its end.
+
+    Models that open their reasoning themselves do so after a prompt that has not.
+    """
+    prompt = request.job.prompt
+    return request.reasoning_open or (isinstance(prompt, ChatPrompt) and prompt.reasoning.enabled)
+
+
+def _in_vocabulary(token_ids: Iterable[int], facts: ModelFacts, param: str) -> None:
+    if any(not 0 <= token_id < facts.vocab_size for token_id in token_ids):
+        raise UnsupportedValue(
+            f"Token ids must be between 0 and {facts.vocab_size - 1}.", param=param
+        )

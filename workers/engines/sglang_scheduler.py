@@ -1,0 +1,98 @@
+"""What runs inside SGLang's scheduler process: seeds on a CPU.
+
+SGLang honours `sampling_seed` in its deterministic mode only, whose kernels need a GPU; elsewhere a
+seed is accepted and forgotten. On a CPU these hooks make it count: the random number behind a token
+depends on the seed and the token's position alone, so a request repeats, and one continued after a
+cut goes on as it would have.
+
+The hooks use SGLang's own registry. On a GPU nothing is hooked: there
+`enable_deterministic_inference` makes seeds count.
+
+Source: `sglang.srt.sampling.sampling_batch_info`, `sglang.srt.layers.sampler`, version 0.5.23.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+_NO_SEED: Final = -1
+
+
+def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
+    """SGLang's scheduler process with the hooks in place."""
+    import torch
+    from sglang.srt.managers.scheduler import run_scheduler_process as run
+
+    if not torch.cuda.is_available():
+        _register_hooks()
+    run(*args, **kwargs)
+
+
+def _register_hooks() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    sampler = "sglang.srt.layers.sampler"
+    HookRegistry.register(
+        "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+        _collect_seeds,
+        HookType.AFTER,
+    )
+    HookRegistry.register(f"{sampler}.multinomial_with_seed", _draw, HookType.REPLACE)
+    HookRegistry.register(
+        f"{sampler}.top_k_top_p_min_p_sampling_from_probs_torch", _apply_min_p, HookType.AROUND
+    )
+
+
+def _collect_seeds(info: Any, _: type, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Give the batch one seed per request, (batch,) int64."""
+    import torch
+
+    seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
+    info.sampling_seed = torch.tensor(
+        [_NO_SEED if seed is None else seed for seed in seeds], dtype=torch.int64
+    )
+
+
+def _draw(logprobs: Any, seeds: Any, positions: Any) -> Any:
+    """Draw one index per row of (batch, vocab) log weights; returns (batch, 1) indices."""
+    import torch
+
+    sums = logprobs.double().exp().cumsum(dim=-1)
+    drawn = [
+        random.random() if seed == _NO_SEED else _uniform(seed, position)
+        for seed, position in zip(seeds.tolist(), positions.tolist(), strict=True)
+    ]
+    targets = torch.tensor(drawn, dtype=sums.dtype).unsqueeze(1) * sums[:, -1:]
+    # `right`: an index whose weight is zero adds nothing to the sums and is never drawn.
+    return torch.searchsorted(sums, targets, right=True).clamp_(max=sums.shape[-1] - 1)
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number from [0, 1) that looks random and depends on nothing else."""
+    text = f"{seed}:{position}".encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
+
+
+def _apply_min_p(
+    sample: Callable[..., Any],
+    probs: Any,
+    top_ks: Any,
+    top_ps: Any,
+    min_ps: Any,
+    need_min_p_sampling: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Apply min-p beforehand, because SGLang refuses it together with seeds.
+
+    It only removes the least likely tokens, so the order in which it meets top-k and top-p, which
+    do the same, changes nothing.
+    """
+    if need_min_p_sampling:
+        least = probs.amax(dim=-1, keepdim=True) * min_ps.view(-1, 1)
+        probs = probs.masked_fill(probs < least, 0.0)
+    return sample(probs, top_ks, top_ps, min_ps, False, *args, **kwargs)

@@ -1,0 +1,295 @@
+"""Rendering: a conversation to prompt token ids, by the model's own chat template.
+
+The template and the tokenizer are facts of the model, so this happens in the worker. What the
+template says is control (turn markers, `<think>`); what the caller says is text, also where it
+looks like control. Must not know any dialect or engine.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import secrets
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from schemas.errors import ModelRequestRejected, UnsupportedValue
+from schemas.job import ChatPrompt, Effort, Job, Reasoning
+from schemas.message import ImagePart, Message, ToolCall, ToolSpec
+from schemas.model_card import ReasoningSupport
+
+_REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
+_BRACKETED: Final = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+_OUTPUT_MARKER: Final = re.compile(r"think|thought|reason|tool|call|channel|function|arg_", re.I)
+_EFFORT_VARIABLE: Final = re.compile(r"\breasoning_effort\b")
+_SWITCHES: Final = ("enable_thinking", "thinking")
+
+
+class ChatRenderer:
+    """Renders and decodes with a Hugging Face tokenizer.
+
+    Args:
+        tokenizer: With a chat template.
+        show_special: Text of special tokens is part of decoded text.
+
+    Raises:
+        ValueError: The tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, *, show_special: bool = False) -> None:
+        try:
+            self.template: str = tokenizer.get_chat_template()
+        except ValueError as error:
+            raise ValueError(
+                "The model has no chat template: give one with the engine argument `chat_template`."
+            ) from error
+        self._tokenizer = tokenizer
+        self._show_special = show_special
+        self._split = _ControlText(_control_texts(tokenizer, self.template))
+        self._reserved = _reserved_names(tokenizer)
+
+    def render_chat(self, job: Job) -> tuple[tuple[int, ...], bool]:
+        """Apply the chat template. CPU work: milliseconds per 10 KB of text.
+
+        Returns:
+            (prompt_len,) token ids, and whether the prompt ends inside an open reasoning part.
+
+        Raises:
+            RequestError: The template refuses the conversation.
+        """
+        assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
+        prompt = job.prompt
+        messages = [_as_mapping(message) for message in prompt.messages]
+        # With `none` the model must not call, and what it does not see it does not call.
+        tools = [] if prompt.tool_choice.mode == "none" else [*map(_tool_mapping, prompt.tools)]
+        options = self._options(prompt)
+        text = self._apply(
+            self._split.mark(messages), self._split.mark(tools), self._split.mark(options)
+        )
+        segments = self._split.segments(text)
+        ids: list[int] = []
+        for segment in segments:
+            ids += self._tokenizer.encode(segment, add_special_tokens=False)
+        return tuple(ids), segments[-1].rstrip().endswith(_REASONING_OPENERS)
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """Text of generated ids, as the engine would stream it."""
+        text: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=not self._show_special
+        )
+        return text
+
+    def _options(self, prompt: ChatPrompt) -> dict[str, Any]:
+        """Template variables: the caller's, then what the Job says about reasoning."""
+        options = {
+            name: value
+            for name, value in prompt.template_options.items()
+            if name not in self._reserved
+        }
+        return {**options, **_reasoning_variables(prompt.reasoning)}
+
+    def _apply(
+        self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
+    ) -> str:
+        try:
+            return self.render_text(messages, tools, options)
+        except Exception as error:
+            merged = _merge_system(messages)
+            if merged is None:
+                raise _refused(error) from error
+        try:
+            return self.render_text(merged, tools, options)
+        except Exception as error:
+            raise _refused(error) from error
+
+    def render_text(
+        self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
+    ) -> str:
+        """The template's text for messages, tools and variables as templates know them."""
+        text: str = self._tokenizer.apply_chat_template(
+            messages,
+            tools=tools or None,
+            add_generation_prompt=True,
+            tokenize=False,
+            **options,
+        )
+        return text
+
+
+class _ControlText:
+    """Keeps control text that a caller wrote from becoming control tokens.
+
+    A mark is put after the first character of every control text found in the caller's strings. It
+    is plain letters, so that it comes through the template wherever the string goes, JSON included.
+    The rendered text is then cut at the marks: the two halves are tokenised apart, and neither is
+    control. Strings without control text are left alone, so the usual prompt is exactly the
+    template's.
+    """
+
+    def __init__(self, controls: frozenset[str]) -> None:
+        self._mark = f"x{secrets.token_hex(12)}x"
+        rests: dict[str, list[str]] = {}
+        for control in sorted(controls):
+            rests.setdefault(control[0], []).append(re.escape(control[1:]))
+        # Only the first character is consumed, so that overlapping control texts are all found.
+        pattern = "|".join(
+            f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()
+        )
+        self._found = re.compile(pattern) if rests else None
+        self._beginnings = {control[:end] for control in controls for end in range(1, len(control))}
+        self._longest = max(map(len, controls), default=0)
+
+    def mark(self, value: Any) -> Any:
+        """A copy of a JSON value with the marks in its strings, keys included."""
+        match value:
+            case str():
+                return self._mark_text(value)
+            case dict():
+                return {self.mark(key): self.mark(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self.mark(item) for item in value]
+            case _:
+                return value
+
+    def segments(self, text: str) -> list[str]:
+        """Rendered text, cut at the marks; at least one segment."""
+        return text.split(self._mark)
+
+    def _mark_text(self, text: str) -> str:
+        if self._found is None:
+            return text
+        cuts = [found.end() for found in self._found.finditer(text)]
+        # A string that ends like a control text could be completed by what the template puts next.
+        if any(text[-size:] in self._beginnings for size in range(1, self._longest)):
+            cuts.append(len(text))
+        if not cuts:
+            return text
+        edges = [0, *cuts, len(text)]
+        return self._mark.join(text[start:end] for start, end in pairwise(edges))
+
+
+def has_output_marker(special_tokens: Iterable[str]) -> bool:
+    """Whether one of these texts marks reasoning or tool calls in a model's output."""
+    return any(_OUTPUT_MARKER.search(token) for token in special_tokens)
+
+
+def reasoning_support(renderer: ChatRenderer) -> ReasoningSupport | None:
+    """What the chat template says about reasoning; None if it knows none."""
+    template = renderer.template
+    if _EFFORT_VARIABLE.search(template) and "enable_thinking" not in template:
+        return ReasoningSupport(efforts=("low", "medium", "high"), default="medium")
+
+    def probe(**variables: bool) -> str:
+        return renderer.render_text([{"role": "user", "content": "x"}], [], variables)
+
+    for switch in _SWITCHES:
+        if (on := probe(**{switch: True})) != probe(**{switch: False}):
+            default: Effort = "high" if probe() == on else "none"
+            return ReasoningSupport(efforts=("none", "high"), default=default)
+    if any(opener in template for opener in _REASONING_OPENERS):
+        return ReasoningSupport(efforts=("high",), default="high")
+    return None
+
+
+def knows_tools(renderer: ChatRenderer) -> bool:
+    """Whether the chat template shows tools to the model."""
+    return re.search(r"\btools\b", renderer.template) is not None
+
+
+def _control_texts(tokenizer: Any, template: str) -> frozenset[str]:
+    """Texts of added tokens that mean control.
+
+    Special tokens always do. Others do when they look like markup and the template or an output
+    parser gives them a meaning: `<think>` is such a token in many models, while runs of spaces or
+    HTML tags, which some vocabularies also hold, are ordinary text.
+    """
+    special = set(tokenizer.all_special_tokens)
+    controls = set()
+    for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
+        content = token.content
+        if token.special:
+            special.add(content)
+        elif _BRACKETED.fullmatch(content) and (
+            content in template or _OUTPUT_MARKER.search(content)
+        ):
+            controls.add(content)
+    return frozenset(controls | {text for text in special if len(text.strip()) > 1})
+
+
+def _reserved_names(tokenizer: Any) -> frozenset[str]:
+    """Names that a caller's template options must not set."""
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters
+    return frozenset(
+        {*parameters, *tokenizer.special_tokens_map, "messages", "raise_exception"}
+        | {"strftime_now", "add_generation_prompt", "self"}
+    )
+
+
+def _reasoning_variables(reasoning: Reasoning) -> dict[str, Any]:
+    if reasoning.effort is None:
+        return {}
+    variables: dict[str, Any] = dict.fromkeys(_SWITCHES, reasoning.enabled)
+    if reasoning.enabled:
+        variables["reasoning_effort"] = reasoning.effort
+    return variables
+
+
+def _as_mapping(message: Message) -> dict[str, Any]:
+    """A message as templates know it. No content at all is always the empty string."""
+    if any(isinstance(part, ImagePart) for part in message.parts):
+        raise UnsupportedValue("This model does not take images.", param="messages")
+    fields: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.reasoning:
+        fields["reasoning_content"] = fields["thinking"] = message.reasoning
+    if message.tool_calls:
+        fields["tool_calls"] = [_call_mapping(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        fields["name"] = message.name
+    return fields
+
+
+def _call_mapping(call: ToolCall) -> dict[str, Any]:
+    # Templates either print the arguments as JSON or walk through them; a mapping serves both.
+    arguments: Any
+    try:
+        arguments = msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = call.arguments
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _tool_mapping(tool: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """All system messages as one at the start; None where that changes nothing."""
+    later = [message for message in messages[1:] if message["role"] == "system"]
+    if not later:
+        return None
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(message for message in messages if message["role"] != "system")]
+
+
+def _refused(error: Exception) -> ModelRequestRejected:
+    return ModelRequestRejected(
+        "The model's chat template does not accept this conversation.",
+        param="messages",
+        diagnostic=f"{type(error).__name__}: {error}",
+    )
