@@ -22,9 +22,15 @@ class CodecError(ValueError):
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Nobody waits for this Job any more."""
+    """Nobody waits for this Job any more.
+
+    Attributes:
+        attempt: This attempt and earlier ones are meant. A later one is another matter: a Job is
+            taken from a worker that hangs before it is given to the next.
+    """
 
     job_id: str
+    attempt: int
 
 
 class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="announce"):

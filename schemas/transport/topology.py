@@ -7,7 +7,7 @@ defeats message priority and quorum priorities differ between broker versions.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from schemas.job import JobClass
 
@@ -24,6 +24,18 @@ DEAD_EXCHANGE: Final = "headrace.dead"
 """Fanout to `DEAD_QUEUE`."""
 
 DEAD_QUEUE: Final = "headrace.dead"
+
+EXCHANGES: Final = (
+    (JOBS_EXCHANGE, "direct"),
+    (CONTROL_EXCHANGE, "topic"),
+    (WORKERS_EXCHANGE, "fanout"),
+    (DEAD_EXCHANGE, "fanout"),
+)
+"""Name and type of every exchange, all durable. Either side declares them."""
+
+ATTEMPT_HEADER: Final = "x-headrace-attempt"
+"""The Job's attempt, so that even one whose body cannot be read gets an answer in its reply. Its
+`job_id` is the correlation id, its reply queue `reply_to`."""
 
 REASON_HEADER: Final = "x-headrace-reason"
 """Why a message lies in the dead-letter queue."""
@@ -53,6 +65,16 @@ def job_queue_arguments(max_length: int) -> dict[str, Any]:
 
 def dead_queue_arguments() -> dict[str, Any]:
     return {"x-queue-type": "quorum"}
+
+
+def private_queue(purpose: Literal["reply", "workers", "control"], owner: str, unique: str) -> str:
+    """Name of an exclusive queue of one connection. Of a reply queue, also its consumer's tag."""
+    return f"headrace.{purpose}.{owner}.{unique}"
+
+
+def private_queue_arguments() -> dict[str, Any]:
+    """Said outright, since a virtual host may have quorum queues as its default."""
+    return {"x-queue-type": "classic"}
 
 
 def control_key(model: str) -> str:

@@ -1,0 +1,351 @@
+"""One connection to the broker per process, kept up.
+
+When a connection is lost, everything on it is lost: channels, consumers, exclusive queues. So it is
+made again from nothing, by the same code that made it the first time, and counts as up only when
+all of it stands. aio-pika's own robust connection restores object by object instead, and can come
+back with a socket and no consumers.
+
+A `Session` is one such connection's life. This module knows no Job and no reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import aio_pika
+import msgspec
+import structlog
+from aio_pika.abc import AbstractChannel, AbstractExchange
+from aio_pika.exceptions import CONNECTION_EXCEPTIONS, AuthenticationError
+from aiormq.abc import AbstractChannel as WireChannel
+from aiormq.exceptions import ProbableAuthenticationError
+from yarl import URL
+
+from schemas.transport import topology
+from schemas.transport.rabbit_wire import FrameTap, Poster, ReturnCallback, Wire
+
+log = structlog.get_logger(__name__)
+
+BROKER_ERRORS = (*CONNECTION_EXCEPTIONS, TimeoutError)
+"""What any call to the broker may raise when the connection or the channel fails."""
+
+_CLOSE_TIMEOUT_S = 3.0
+_SET_UP_TIMEOUT_S = 30.0
+
+
+class BrokerUnreachable(ConnectionError):
+    """No usable connection to the broker could be made in time. The text holds no credentials."""
+
+
+class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the connection is made and kept.
+
+    Attributes:
+        connect_timeout_s: How long the first connection is tried for.
+        attempt_timeout_s: How long one attempt may take.
+        heartbeat_s: A peer that is silent for about twice as long is given up.
+        reconnect_min_s: Pause before the first reconnect; doubles with each failure and is spread
+            by half of itself either way, so that a broker's clients do not return all at once.
+        reconnect_max_s: Longest such pause.
+        write_buffer_bytes: Unsent bytes above which `Delivery.writable` waits.
+    """
+
+    connect_timeout_s: float = 30.0
+    attempt_timeout_s: float = 10.0
+    heartbeat_s: int = 15
+    reconnect_min_s: float = 0.25
+    reconnect_max_s: float = 5.0
+    write_buffer_bytes: int = 1 << 20
+
+
+class Session:
+    """One connection, from the first frame to the last.
+
+    Attributes:
+        lost: Set when it ended or failed; nothing on it may be used any more.
+        reason: Why.
+    """
+
+    def __init__(self, connection: aio_pika.Connection, wire: Wire) -> None:
+        self._connection = connection
+        self._writer = wire.writer
+        self.tap: FrameTap = wire.tap
+        self.lost = asyncio.Event()
+        self.reason = ""
+        self._channels: list[AbstractChannel] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, url: URL, name: str, settings: ConnectionSettings) -> Session:
+        wire = Wire(settings.write_buffer_bytes)
+        connection = aio_pika.Connection(url, client_properties={"connection_name": name})
+        connection.kwargs["transport_factory"] = wire
+        try:
+            await connection.connect(timeout=settings.attempt_timeout_s)
+        except BaseException:
+            await connection.close()
+            raise
+        session = cls(connection, wire)
+        connection.close_callbacks.add(
+            lambda _, error: session.fail(f"connection closed: {type(error).__name__}")
+        )
+        return session
+
+    async def start_posting(self, on_return: ReturnCallback | None = None) -> None:
+        """Open the channel behind `post`. Returned messages go to `on_return`."""
+        channel = await wire_channel(await self.channel(confirms=False))
+        tune = channel.connection.connection_tune
+        self.poster = Poster(channel.number, tune.frame_max)
+        if on_return is not None:
+            self.tap.watch_returns(channel.number, on_return)
+
+    @property
+    def alive(self) -> bool:
+        return not self.lost.is_set()
+
+    def fail(self, reason: str) -> None:
+        """Give the connection up; it will be made again."""
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()
+
+    async def channel(self, *, confirms: bool, vital: bool = True) -> AbstractChannel:
+        """Open a channel.
+
+        Args:
+            confirms: Publishes wait for the broker; a returned message raises.
+            vital: The session fails when the broker closes it.
+        """
+        channel = await self._connection.channel(
+            publisher_confirms=confirms, on_return_raises=confirms
+        )
+        if vital:
+            channel.close_callbacks.add(
+                lambda _, error: self.fail(f"channel closed: {type(error).__name__}")
+            )
+            wire = await wire_channel(channel)
+            wire.on_consumer_cancel_callbacks.add(lambda _: self.fail("consumer cancelled"))
+        self._channels = [kept for kept in self._channels if not kept.is_closed]
+        self._channels.append(channel)  # aio-pika keeps only weak references
+        return channel
+
+    def start(self, work: Awaitable[None]) -> None:
+        """Run `work` until it ends or the session does."""
+
+        async def run() -> None:
+            await work
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(f"{type(error).__name__}: {error}")
+
+    def post(self, exchange: str, routing_key: str, body: bytes) -> None:
+        """Publish a transient message without waiting for anything."""
+        if self.alive:
+            self._writer.write(
+                self.poster.message(self.poster.address(exchange, routing_key), body)
+            )
+
+    def write(self, messages: bytes) -> None:
+        """Write messages made by `poster`."""
+        if self.alive:
+            self._writer.write(messages)
+
+    async def writable(self) -> None:
+        """Wait until no more than the allowed bytes are unsent, or the session is lost."""
+        if self.alive:
+            with contextlib.suppress(OSError):
+                await self._writer.drain()
+
+    async def close(self) -> None:
+        self.fail("closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._connection.close()
+        except BROKER_ERRORS:
+            self._writer.transport.abort()
+
+
+SetUp: TypeAlias = Callable[[Session], Awaitable[None]]
+Lost: TypeAlias = Callable[[Session], None]
+
+
+class BrokerConnection:
+    """Holds the current session and makes the next one when it is lost.
+
+    Args:
+        url: `amqp://` or `amqps://`, credentials included.
+        name: Shown by the broker's tools.
+        set_up: Puts channels, queues and consumers in place on a new session.
+        on_lost: Told at once when a session that was up is no more.
+
+    Attributes:
+        reconnects: How often it was made again.
+    """
+
+    def __init__(
+        self, url: str, *, name: str, settings: ConnectionSettings, set_up: SetUp, on_lost: Lost
+    ) -> None:
+        self._url = _parse(url, settings)
+        self._name = name
+        self._settings = settings
+        self._set_up = set_up
+        self._on_lost = on_lost
+        self._session: Session | None = None
+        self._up = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._closing = False
+        self.reconnects = 0
+
+    @property
+    def session(self) -> Session | None:
+        """The session, if it is up now."""
+        session = self._session
+        return session if session is not None and session.alive else None
+
+    async def session_within(self, timeout_s: float) -> Session | None:
+        """The session, after waiting for a reconnect if need be."""
+        if (session := self.session) is not None:
+            return session
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                # The old session may have ended without the keeper having noticed yet.
+                while self.session is None:
+                    await asyncio.sleep(0)
+                    await self._up.wait()
+        return self.session
+
+    async def open(self) -> None:
+        """Connect for the first time.
+
+        Raises:
+            BrokerUnreachable: Not within `connect_timeout_s`, or the credentials are refused.
+        """
+        deadline = asyncio.get_running_loop().time() + self._settings.connect_timeout_s
+        failures = 0
+        while True:
+            try:
+                await self._begin()
+                break
+            except (AuthenticationError, ProbableAuthenticationError) as error:
+                raise BrokerUnreachable(f"{self._place} refused the credentials") from error
+            except BROKER_ERRORS as error:
+                pause = self._pause(failures)
+                if asyncio.get_running_loop().time() + pause > deadline:
+                    raise BrokerUnreachable(
+                        f"no usable broker at {self._place}: {_cause(error)}"
+                    ) from error
+                await asyncio.sleep(pause)
+                failures += 1
+        self._keeper = asyncio.create_task(self._keep(), name=f"keep {self._name}")
+
+    async def close(self) -> None:
+        # Cancelling alone is not enough: aiormq waits with `asyncio.wait_for`, which on Python 3.11
+        # loses a cancellation that comes together with the result.
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _begin(self) -> None:
+        session = await Session.open(self._url, self._name, self._settings)
+        try:
+            async with asyncio.timeout(_SET_UP_TIMEOUT_S):
+                await self._set_up(session)
+        except BaseException as error:
+            await session.close()
+            if isinstance(error, asyncio.CancelledError) and not being_cancelled():
+                # aiormq ends what waits on a dying channel this way.
+                raise ConnectionError("the connection was lost while being set up") from error
+            raise
+        self._session = session
+        self._up.set()
+
+    async def _keep(self) -> None:
+        while not self._closing:
+            session = self._session
+            assert session is not None
+            await session.lost.wait()
+            self._up.clear()
+            log.warning("broker.lost", connection=self._name, reason=session.reason)
+            self._on_lost(session)
+            await session.close()
+            await self._return()
+
+    async def _return(self) -> None:
+        failures = 0
+        while not self._closing:
+            await asyncio.sleep(self._pause(failures))
+            failures += 1
+            try:
+                await self._begin()
+            except BROKER_ERRORS as error:
+                log.warning("broker.unreachable", connection=self._name, reason=_cause(error))
+            else:
+                self.reconnects += 1
+                log.info("broker.reconnected", connection=self._name, attempts=failures)
+                return
+
+    def _pause(self, failures: int) -> float:
+        pause = min(
+            self._settings.reconnect_min_s * 2.0 ** min(failures, 16),
+            self._settings.reconnect_max_s,
+        )
+        return pause * random.uniform(0.5, 1.5)
+
+    @property
+    def _place(self) -> str:
+        return f"{self._url.scheme}://{self._url.host}:{self._url.port}{self._url.path}"
+
+
+async def wire_channel(channel: AbstractChannel) -> WireChannel:
+    """The aiormq channel below an open aio-pika channel."""
+    return await channel.get_underlay_channel()
+
+
+async def declare_exchanges(channel: AbstractChannel) -> dict[str, AbstractExchange]:
+    """Declare every exchange of the topology; by name."""
+    return {
+        name: await channel.declare_exchange(name, kind, durable=True)
+        for name, kind in topology.EXCHANGES
+    }
+
+
+def _parse(url: str, settings: ConnectionSettings) -> URL:
+    try:
+        parsed = URL(url)
+        known = parsed.scheme in ("amqp", "amqps") and bool(parsed.host)
+    except ValueError:
+        known = False
+    if not known:
+        # The text of the URL stays out of the message: it holds the password.
+        raise ValueError("the broker's URL must look like amqp://user:password@host:port/vhost")
+    if parsed.port is None:
+        parsed = parsed.with_port(5671 if parsed.scheme == "amqps" else 5672)
+    if "heartbeat" not in parsed.query:
+        parsed = parsed.update_query(heartbeat=str(settings.heartbeat_s))
+    return parsed
+
+
+def _cause(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

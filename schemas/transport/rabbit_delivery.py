@@ -1,0 +1,180 @@
+"""A Job in a worker's hands, and the outbox through which its reply leaves.
+
+What is sent within one turn of the event loop travels as one message per reply queue, written
+straight to the socket. Nothing waits: frames and acknowledgements are read by the broker in the
+order in which they are written, so when a Job is acknowledged its whole reply has arrived there. A
+broker that dies in between loses the reply queue as well, and the owner notices that.
+
+Must not know what Deltas mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aio_pika.abc import AbstractIncomingMessage
+
+from schemas.codec import encode_frame
+from schemas.delta import ReplyMessage
+from schemas.job import Job
+from schemas.transport.rabbit_connection import BROKER_ERRORS, Session
+
+log = structlog.get_logger(__name__)
+
+
+class ReplyAddress:
+    """A reply queue that Jobs held here are answered to, and what is about to leave for it."""
+
+    __slots__ = ("deliveries", "name", "pending", "publish_frame")
+
+    def __init__(self, name: str, publish_frame: bytes) -> None:
+        self.name = name
+        self.publish_frame = publish_frame
+        self.deliveries: set[RabbitDelivery] = set()
+        self.pending: list[ReplyMessage] = []
+
+
+class Outbox:
+    """Everything that leaves for reply queues over one session.
+
+    Attributes:
+        returned: Frames that came back because their reader is gone.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._addresses: dict[str, ReplyAddress] = {}
+        self._unflushed: list[ReplyAddress] = []
+        self._loop = asyncio.get_running_loop()
+        self.returned = 0
+
+    def join(self, delivery: RabbitDelivery, reply_queue: str) -> ReplyAddress:
+        address = self._addresses.get(reply_queue)
+        if address is None:
+            frame = self.session.poster.address("", reply_queue, mandatory=True)
+            address = self._addresses[reply_queue] = ReplyAddress(reply_queue, frame)
+        address.deliveries.add(delivery)
+        return address
+
+    def leave(self, delivery: RabbitDelivery) -> None:
+        address = delivery.address
+        address.deliveries.discard(delivery)
+        if not address.deliveries and self._addresses.get(address.name) is address:
+            del self._addresses[address.name]
+
+    def put(self, address: ReplyAddress, message: ReplyMessage) -> None:
+        if not address.pending:
+            if not self._unflushed:
+                self._loop.call_soon(self.flush)
+            self._unflushed.append(address)
+        address.pending.append(message)
+
+    def flush(self) -> None:
+        """Write what was put in since the last turn, one frame per reply queue."""
+        if not self._unflushed:
+            return
+        make = self.session.poster.message
+        parts = []
+        for address in self._unflushed:
+            parts.append(make(address.publish_frame, encode_frame(address.pending)))
+            address.pending = []
+        self._unflushed.clear()
+        self.session.write(b"".join(parts))
+
+    def on_returned(self, reply_queue: str) -> None:
+        """A frame came back: the queue is gone, and with it everybody who read it."""
+        self.returned += 1
+        address = self._addresses.get(reply_queue)
+        for delivery in () if address is None else address.deliveries:
+            if not delivery.unread:
+                log.info(
+                    "reply.returned",
+                    job_id=delivery.job.job_id,
+                    request_id=delivery.job.request_id,
+                )
+                delivery.lose()
+
+    def lose(self) -> None:
+        """The session is lost: no reply can be relied on any more."""
+        for address in self._addresses.values():
+            for delivery in address.deliveries:
+                delivery.lose()
+
+
+class RabbitDelivery:
+    """See `schemas.transport.base.Delivery`.
+
+    Args:
+        release: Told just before the Job is settled.
+        set_aside: Puts a message into the dead-letter queue, with a reason.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        message: AbstractIncomingMessage,
+        outbox: Outbox,
+        release: Callable[[RabbitDelivery], None],
+        set_aside: Callable[[AbstractIncomingMessage, str], Awaitable[None]],
+    ) -> None:
+        self._job = job
+        self._message = message
+        self._outbox = outbox
+        self._release = release
+        self._set_aside = set_aside
+        self._settled = False
+        self._redelivered = bool(message.redelivered)
+        self._cancelled = asyncio.Event()
+        self.unread = False
+        self.address = outbox.join(self, message.reply_to or "")
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def redelivered(self) -> bool:
+        return self._redelivered
+
+    @property
+    def cancelled(self) -> asyncio.Event:
+        return self._cancelled
+
+    def send(self, message: ReplyMessage) -> None:
+        if not self.unread:
+            self._outbox.put(self.address, message)
+
+    async def writable(self) -> None:
+        await self._outbox.session.writable()
+
+    async def ack(self) -> None:
+        if self._settle():
+            with contextlib.suppress(*BROKER_ERRORS):
+                await self._message.ack()
+
+    async def requeue(self) -> None:
+        if self._settle():
+            with contextlib.suppress(*BROKER_ERRORS):
+                await self._message.nack(requeue=True)
+
+    async def dead_letter(self, reason: str) -> None:
+        if self._settle():
+            await self._set_aside(self._message, reason)
+
+    def lose(self) -> None:
+        """Nobody can hear this reply any more."""
+        self.unread = True
+        self._cancelled.set()
+
+    def _settle(self) -> bool:
+        """Whether it is this call that settles it, and settling still means something."""
+        if self._settled:
+            return False
+        self._settled = True
+        self._outbox.flush()
+        self._outbox.leave(self)
+        self._release(self)
+        return self._outbox.session.alive

@@ -1,0 +1,334 @@
+"""The ingress port over RabbitMQ: Jobs out with confirms, replies back through a pool of queues.
+
+Must not know what Deltas mean. Reply messages are routed by their `job_id`, so a queue may be
+shared and reused; one that nobody waits for any more is dropped.
+
+When the connection is lost the reply queues are gone: every open reply raises, and its owner may
+`redispatch`, which finds it a queue on the next connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+
+import structlog
+from aio_pika.abc import AbstractIncomingMessage
+
+from schemas.codec import (
+    AnnounceRequest,
+    Cancel,
+    CodecError,
+    decode_frame,
+    decode_worker,
+    encode_control,
+    encode_job,
+)
+from schemas.delta import ReplyMessage
+from schemas.errors import (
+    ModelOverloaded,
+    ModelUnavailable,
+    ProtocolViolation,
+    RequestTooLarge,
+    ServerShuttingDown,
+    ServiceError,
+    WorkerFailed,
+)
+from schemas.job import Job
+from schemas.model_card import WorkerInfo
+from schemas.transport import topology
+from schemas.transport.rabbit_connection import (
+    BrokerConnection,
+    ConnectionSettings,
+    Session,
+    declare_exchanges,
+)
+from schemas.transport.rabbit_publisher import (
+    Publisher,
+    Refused,
+    TooLarge,
+    Unconfirmed,
+    Unroutable,
+)
+from schemas.transport.rabbit_reply_pool import ReplyPool, ReplyQueue
+from schemas.transport.reply_buffer import ReplyBuffer
+
+log = structlog.get_logger(__name__)
+
+
+class DispatcherSettings(ConnectionSettings, frozen=True, kw_only=True):
+    """Settings of a `RabbitDispatcher`.
+
+    Attributes:
+        reply_queues: Reply queues declared ahead; beyond them requests share. 0: never share.
+        reply_buffer_bytes: Unread bytes of one reply that break it.
+        max_job_bytes: The largest encoded Job that is published; keep it below the broker's own
+            `max_message_size` (16 MiB by default since 4.0).
+        publish_timeout_s: How long a Job may wait for the broker's confirmation.
+        reconnect_wait_s: How long a Job waits for a connection that is just being made again.
+        worker_ttl_s: A worker not heard of for this long is forgotten.
+    """
+
+    reply_queues: int = 64
+    reply_buffer_bytes: int = 1 << 20
+    max_job_bytes: int = 60 << 20
+    publish_timeout_s: float = 10.0
+    reconnect_wait_s: float = 1.0
+    worker_ttl_s: float = 15.0
+
+
+_DEFAULTS = DispatcherSettings()
+
+
+class RabbitReply:
+    """The owner's end of a reply that comes over the broker."""
+
+    def __init__(self, dispatcher: RabbitDispatcher, job: Job, buffer: ReplyBuffer) -> None:
+        self._dispatcher = dispatcher
+        self._buffer = buffer
+        self.job = job
+        self.home: tuple[ReplyPool, ReplyQueue] | None = None
+
+    async def receive(self) -> Sequence[ReplyMessage]:
+        return await self._buffer.take()
+
+    async def redispatch(self, job: Job) -> None:
+        self.job = job
+        self._buffer.renew()
+        await self._dispatcher.send(self)
+
+    async def cancel(self) -> None:
+        self._dispatcher.cancel(self.job)
+
+    async def close(self) -> None:
+        self._dispatcher.forget(self)
+
+    def put(self, message: ReplyMessage, size: int) -> None:
+        if not self._buffer.put(message, size):
+            log.warning("reply.overrun", job_id=self.job.job_id, request_id=self.job.request_id)
+            self._dispatcher.overruns += 1
+            self._dispatcher.cancel(self.job)
+
+    def fail(self, error: ServiceError) -> None:
+        self._buffer.fail(error)
+
+    def leave_home(self) -> None:
+        if self.home is not None:
+            pool, queue = self.home
+            pool.release(queue, self.job.job_id)
+            self.home = None
+
+
+class RabbitDispatcher:
+    """See `schemas.transport.base.Dispatcher`.
+
+    Attributes:
+        orphan_messages: Reply messages that nobody waited for.
+        undecodable_frames: Reply frames that could not be read.
+        overruns: Replies broken because they were not read.
+    """
+
+    def __init__(self, url: str, settings: DispatcherSettings, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._connection = BrokerConnection(
+            url, name=name, settings=settings, set_up=self._set_up, on_lost=self._on_lost
+        )
+        self._replies: dict[str, RabbitReply] = {}
+        self._workers: dict[str, tuple[WorkerInfo, float]] = {}
+        self._cancels: dict[str, Job] = {}  # not yet told, for want of a connection
+        self._pool: ReplyPool
+        self._publisher: Publisher
+        self._closed = False
+        self.orphan_messages = 0
+        self.undecodable_frames = 0
+        self.overruns = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        settings: DispatcherSettings = _DEFAULTS,
+        name: str = "dispatcher",
+    ) -> RabbitDispatcher:
+        """Connect and put everything in place.
+
+        Raises:
+            BrokerUnreachable: No usable broker within `settings.connect_timeout_s`.
+        """
+        dispatcher = cls(url, settings, name)
+        await dispatcher._connection.open()
+        return dispatcher
+
+    @property
+    def reconnects(self) -> int:
+        return self._connection.reconnects
+
+    def connected(self) -> bool:
+        return self._connection.session is not None
+
+    async def dispatch(self, job: Job) -> RabbitReply:
+        reply = RabbitReply(self, job, ReplyBuffer(self._settings.reply_buffer_bytes))
+        self._replies[job.job_id] = reply
+        try:
+            await self.send(reply)
+        except BaseException:
+            self.forget(reply)
+            raise
+        return reply
+
+    def workers(self) -> Sequence[WorkerInfo]:
+        oldest = asyncio.get_running_loop().time() - self._settings.worker_ttl_s
+        self._workers = {key: seen for key, seen in self._workers.items() if seen[1] >= oldest}
+        return [worker for worker, _ in self._workers.values()]
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self._connection.close()
+        for reply in self._replies.values():
+            reply.fail(ServerShuttingDown("The server is shutting down."))
+        self._replies.clear()
+
+    async def send(self, reply: RabbitReply) -> None:
+        """Publish the reply's Job with a reply queue of the current connection.
+
+        Raises:
+            ModelUnavailable, ModelOverloaded, RequestTooLarge: It was not accepted.
+        """
+        job = reply.job
+        body = encode_job(job)
+        if len(body) > self._settings.max_job_bytes:
+            raise RequestTooLarge("The request is too large.", diagnostic=f"{len(body)} bytes")
+        session = await self._connection.session_within(self._settings.reconnect_wait_s)
+        if session is None or self._closed:
+            raise ModelUnavailable("The service is not available.", diagnostic="no broker")
+        if session.tap.blocked:
+            raise ModelOverloaded("The service is overloaded.", diagnostic="broker blocked")
+        pool, publisher = self._pool, self._publisher
+        if reply.home is None or reply.home[0] is not pool:
+            reply.home = (pool, await pool.lease(job.job_id))
+        try:
+            await self._publish(publisher, job, body, reply.home[1].name)
+        except Unconfirmed as error:
+            self.cancel(job)
+            if session.alive:
+                reason = "broker blocked" if session.tap.blocked else f"not confirmed: {error}"
+                raise ModelOverloaded("The service is overloaded.", diagnostic=reason) from None
+            raise ModelUnavailable(
+                "The service is not available.", diagnostic="broker connection lost"
+            ) from None
+        except asyncio.CancelledError:
+            self.cancel(job)
+            raise
+
+    async def _publish(self, publisher: Publisher, job: Job, body: bytes, reply_to: str) -> None:
+        try:
+            await publisher.publish(
+                topology.JOBS_EXCHANGE,
+                topology.job_queue(job.model, job.job_class),
+                body,
+                timeout_s=self._settings.publish_timeout_s,
+                headers={topology.ATTEMPT_HEADER: job.attempt},
+                correlation_id=job.job_id,
+                reply_to=reply_to,
+            )
+        except Unroutable:
+            raise ModelUnavailable(
+                "No worker serves this model at the moment.", diagnostic="no job queue"
+            ) from None
+        except Refused:
+            raise ModelOverloaded("The model is overloaded.", diagnostic="job queue full") from None
+        except TooLarge:
+            raise RequestTooLarge(
+                "The request is too large.", diagnostic=f"broker refused {len(body)} bytes"
+            ) from None
+
+    def cancel(self, job: Job) -> None:
+        """Tell the model's workers now, or once there is a connection again."""
+        self._cancels[job.job_id] = job
+        if (session := self._connection.session) is not None:
+            self._post_cancels(session)
+
+    def _post_cancels(self, session: Session) -> None:
+        for job in self._cancels.values():
+            cancel = Cancel(job_id=job.job_id, attempt=job.attempt)
+            session.post(
+                topology.CONTROL_EXCHANGE, topology.control_key(job.model), encode_control(cancel)
+            )
+        self._cancels.clear()
+
+    def forget(self, reply: RabbitReply) -> None:
+        if self._replies.get(reply.job.job_id) is reply:
+            del self._replies[reply.job.job_id]
+        reply.leave_home()
+
+    async def _set_up(self, session: Session) -> None:
+        channel = await session.channel(confirms=False)
+        exchanges = await declare_exchanges(channel)
+        await session.start_posting()
+        self._pool = ReplyPool(session, self._name, self._settings.reply_queues)
+        await self._pool.open(self._on_frame)
+        presence = await channel.declare_queue(
+            topology.private_queue("workers", self._name, secrets.token_hex(8)),
+            exclusive=True,
+            arguments=topology.private_queue_arguments(),
+        )
+        await presence.bind(exchanges[topology.WORKERS_EXCHANGE])
+        await presence.consume(self._on_announcement, no_ack=True)
+        self._publisher = Publisher(session)
+        await self._publisher.open()
+        session.post(
+            topology.CONTROL_EXCHANGE, topology.CONTROL_ALL, encode_control(AnnounceRequest())
+        )
+        self._post_cancels(session)
+
+    def _on_lost(self, session: Session) -> None:
+        for reply in self._replies.values():
+            reply.home = None
+            reply.fail(
+                WorkerFailed(
+                    "The connection to the worker was lost.",
+                    diagnostic=f"broker connection lost: {session.reason}",
+                )
+            )
+
+    def _on_frame(self, queue: str, body: bytes) -> None:
+        try:
+            messages = decode_frame(body)
+        except CodecError as error:
+            self._on_undecodable(queue, error)
+            return
+        size = len(body) // len(messages) if messages else 0
+        for message in messages:
+            reply = self._replies.get(message.job_id)
+            if reply is None:
+                self.orphan_messages += 1
+            else:
+                reply.put(message, size)
+
+    def _on_undecodable(self, queue: str, error: CodecError) -> None:
+        self.undecodable_frames += 1
+        log.warning("reply.undecodable", queue=queue, reason=str(error))
+        waiting = self._pool.jobs_on(queue)
+        if len(waiting) == 1:  # else it cannot be told whose it was
+            (job_id,) = waiting
+            if (reply := self._replies.get(job_id)) is not None:
+                reply.fail(
+                    ProtocolViolation(
+                        "The reply from the model could not be understood.", diagnostic=str(error)
+                    )
+                )
+
+    async def _on_announcement(self, message: AbstractIncomingMessage) -> None:
+        try:
+            worker = decode_worker(message.body)
+        except CodecError as error:
+            log.warning("worker.undecodable", reason=str(error))
+            return
+        if worker.draining and not worker.running:
+            self._workers.pop(worker.worker_id, None)
+        else:
+            self._workers[worker.worker_id] = (worker, asyncio.get_running_loop().time())

@@ -1,0 +1,393 @@
+"""The worker port over RabbitMQ: Jobs in, as many as there are slots.
+
+Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched one by one, and
+only while fewer Jobs are held than there are slots, so they take what interactive ones leave.
+
+When the connection is lost, the broker gives the Jobs to somebody else and replies can no longer be
+relied on: every Delivery of that connection becomes cancelled, and settling it does nothing. When
+only the channel that delivered it is lost (an acknowledgement timeout), it goes on: its owner hears
+it still speaking and ignores the worker that gets the Job again.
+
+Must not know what Deltas mean, except to say in a reply that a Job could not be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+
+import msgspec
+import structlog
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aio_pika.exceptions import ChannelPreconditionFailed
+
+from schemas.codec import (
+    AnnounceRequest,
+    Cancel,
+    CodecError,
+    decode_control,
+    decode_job,
+    encode_frame,
+    encode_worker,
+)
+from schemas.delta import Failed, ReplyMessage
+from schemas.errors import InternalError
+from schemas.job import Job, JobClass
+from schemas.model_card import WorkerInfo
+from schemas.transport import topology
+from schemas.transport.rabbit_connection import (
+    BROKER_ERRORS,
+    BrokerConnection,
+    ConnectionSettings,
+    Session,
+    declare_exchanges,
+    wire_channel,
+)
+from schemas.transport.rabbit_delivery import Outbox, RabbitDelivery
+from schemas.transport.rabbit_publisher import Publisher, Refused, TooLarge, Unconfirmed, Unroutable
+
+log = structlog.get_logger(__name__)
+
+_CANCELS_REMEMBERED = 50_000
+_DEAD_LETTER_TIMEOUT_S = 10.0
+
+
+class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
+    """Settings of a `RabbitJobSource`.
+
+    Attributes:
+        max_queued_jobs: Ready Jobs per queue above which further ones are refused. Whoever declares
+            a queue first decides.
+        batch_poll_s: How often a worker with free slots looks for batch Jobs when there were none.
+        cancel_memory_s: How long a cancelled Job is remembered, in case it arrives later.
+    """
+
+    max_queued_jobs: int = 1000
+    batch_poll_s: float = 0.25
+    cancel_memory_s: float = 3600.0
+
+
+_DEFAULTS = SourceSettings()
+
+
+class CancelMemory:
+    """Which Jobs were cancelled lately, up to which attempt."""
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def add(self, cancel: Cancel, now: float) -> None:
+        attempt, _ = self._attempts.pop(cancel.job_id, (0, now))
+        self._attempts[cancel.job_id] = (max(attempt, cancel.attempt), now)
+        while len(self._attempts) > _CANCELS_REMEMBERED or self._oldest() < now - self._keep_s:
+            self._attempts.popitem(last=False)
+
+    def covers(self, job: Job) -> bool:
+        attempt, _ = self._attempts.get(job.job_id, (0, 0.0))
+        return job.attempt <= attempt
+
+    def _oldest(self) -> float:
+        return next(iter(self._attempts.values()))[1]
+
+
+class RabbitJobSource:
+    """See `schemas.transport.base.JobSource`.
+
+    Attributes:
+        undecodable_jobs: Messages set aside because they could not be read.
+    """
+
+    def __init__(
+        self, url: str, model: str, slots: int, settings: SourceSettings, name: str
+    ) -> None:
+        self._model = model
+        self._slots = slots
+        self._settings = settings
+        self._name = name
+        self._connection = BrokerConnection(
+            url, name=name, settings=settings, set_up=self._set_up, on_lost=self._on_lost
+        )
+        self._outbox: Outbox
+        self._publisher: Publisher
+        self._consumer: tuple[AbstractQueue, str] | None = None
+        self._incoming: deque[RabbitDelivery] = deque()
+        self._arrived = asyncio.Event()
+        self._held: set[RabbitDelivery] = set()
+        self._slot_free = asyncio.Event()
+        self._slot_free.set()
+        self._cancels = CancelMemory(settings.cancel_memory_s)
+        self._worker: WorkerInfo | None = None
+        self._draining = False
+        self._closed = False
+        self._returned = 0
+        self.undecodable_jobs = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        model: str,
+        slots: int,
+        settings: SourceSettings = _DEFAULTS,
+        name: str = "worker",
+    ) -> RabbitJobSource:
+        """Connect, declare the model's queues and begin to consume.
+
+        Raises:
+            BrokerUnreachable: No usable broker within `settings.connect_timeout_s`.
+        """
+        source = cls(url, model, slots, settings, name)
+        await source._connection.open()
+        return source
+
+    @property
+    def reconnects(self) -> int:
+        return self._connection.reconnects
+
+    @property
+    def returned_frames(self) -> int:
+        """Reply frames that came back because their reader is gone."""
+        return self._returned + self._outbox.returned
+
+    def connected(self) -> bool:
+        return self._connection.session is not None and self._consumer is not None
+
+    async def deliveries(self) -> AsyncIterator[RabbitDelivery]:
+        while True:
+            while self._incoming:
+                yield self._incoming.popleft()
+            if self._draining:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def announce(self, worker: WorkerInfo) -> None:
+        self._worker = worker
+        if (session := self._connection.session) is not None:
+            self._post_worker(session)
+
+    async def drain(self) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        self._count_slots()
+        self._arrived.set()
+        consumer, self._consumer = self._consumer, None
+        if (session := self._connection.session) is not None:
+            if self._worker is not None:
+                self._worker = msgspec.structs.replace(self._worker, draining=True)
+                self._post_worker(session)
+            if consumer is not None:
+                queue, tag = consumer
+                with contextlib.suppress(*BROKER_ERRORS):
+                    await queue.cancel(tag)
+        while self._incoming:
+            await self._incoming.popleft().requeue()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await self.drain()
+        self._outbox.flush()
+        if (session := self._connection.session) is not None and self._worker is not None:
+            # Draining with nothing left to run: dispatchers forget it at once.
+            self._worker = msgspec.structs.replace(self._worker, running=0)
+            self._post_worker(session)
+        await self._connection.close()
+        self._outbox.lose()
+
+    # --- Jobs ---
+
+    async def _on_job(self, message: AbstractIncomingMessage) -> None:
+        if not self._outbox.session.alive:
+            return  # the broker gives it to somebody else
+        if self._draining:
+            with contextlib.suppress(*BROKER_ERRORS):
+                await message.nack(requeue=True)
+            return
+        try:
+            job = decode_job(message.body)
+        except CodecError as error:
+            await self._refuse(message, str(error))
+            return
+        delivery = RabbitDelivery(job, message, self._outbox, self._release, self._set_aside)
+        if self._cancels.covers(job):
+            delivery.cancelled.set()
+        if delivery.redelivered:
+            log.info("job.redelivered", job_id=job.job_id, request_id=job.request_id)
+        self._held.add(delivery)
+        self._count_slots()
+        self._incoming.append(delivery)
+        self._arrived.set()
+
+    def _release(self, delivery: RabbitDelivery) -> None:
+        self._held.discard(delivery)
+        self._count_slots()
+
+    def _count_slots(self) -> None:
+        if len(self._held) < self._slots and not self._draining:
+            self._slot_free.set()
+        else:
+            self._slot_free.clear()
+
+    async def _refuse(self, message: AbstractIncomingMessage, reason: str) -> None:
+        """Set a message aside that is no Job, and tell whoever waits for its reply."""
+        self.undecodable_jobs += 1
+        log.error("job.undecodable", job_id=message.correlation_id, reason=reason)
+        if message.reply_to and message.correlation_id:
+            attempt = message.headers.get(topology.ATTEMPT_HEADER)
+            failed = Failed(InternalError("The request could not be read by the worker.").info())
+            reply = ReplyMessage(
+                message.correlation_id, attempt if isinstance(attempt, int) else 1, 0, (failed,)
+            )
+            self._outbox.session.post("", message.reply_to, encode_frame((reply,)))
+        await self._set_aside(message, reason)
+
+    async def _set_aside(self, message: AbstractIncomingMessage, reason: str) -> None:
+        """Put a message into the dead-letter queue with a reason, then acknowledge it."""
+        try:
+            await self._publisher.publish(
+                topology.DEAD_EXCHANGE,
+                "",
+                message.body,
+                timeout_s=_DEAD_LETTER_TIMEOUT_S,
+                headers={topology.REASON_HEADER: reason},
+                correlation_id=message.correlation_id,
+            )
+        except (Unroutable, Refused, TooLarge, Unconfirmed) as error:
+            log.error("job.dead_letter_failed", reason=type(error).__name__)
+            with contextlib.suppress(*BROKER_ERRORS):
+                await message.reject(requeue=False)  # the broker sets it aside, without the reason
+            return
+        with contextlib.suppress(*BROKER_ERRORS):
+            await message.ack()
+
+    # --- control and presence ---
+
+    async def _on_control(self, message: AbstractIncomingMessage) -> None:
+        try:
+            control = decode_control(message.body)
+        except CodecError as error:
+            log.warning("control.undecodable", reason=str(error))
+            return
+        match control:
+            case Cancel():
+                self._cancels.add(control, asyncio.get_running_loop().time())
+                for delivery in self._held:
+                    if self._cancels.covers(delivery.job):
+                        delivery.cancelled.set()
+            case AnnounceRequest():
+                if (session := self._connection.session) is not None:
+                    self._post_worker(session)
+
+    def _post_worker(self, session: Session) -> None:
+        if self._worker is not None:
+            session.post(topology.WORKERS_EXCHANGE, "", encode_worker(self._worker))
+
+    # --- connection ---
+
+    async def _set_up(self, session: Session) -> None:
+        channel = await session.channel(confirms=False)
+        exchanges = await declare_exchanges(channel)
+        dead = await channel.declare_queue(
+            topology.DEAD_QUEUE, durable=True, arguments=topology.dead_queue_arguments()
+        )
+        await dead.bind(exchanges[topology.DEAD_EXCHANGE])
+        self._outbox = Outbox(session)
+        await session.start_posting(self._outbox.on_returned)
+        self._publisher = Publisher(session)
+        await self._publisher.open()
+        control = await channel.declare_queue(
+            topology.private_queue("control", self._name, secrets.token_hex(8)),
+            exclusive=True,
+            arguments=topology.private_queue_arguments(),
+        )
+        for key in (topology.control_key(self._model), topology.CONTROL_ALL):
+            await control.bind(exchanges[topology.CONTROL_EXCHANGE], key)
+        await control.consume(self._on_control, no_ack=True)
+        for job_class in topology.JOB_CLASSES:
+            await self._declare_job_queue(session, job_class)
+        if not self._draining:
+            await self._consume_jobs(session)
+            session.start(self._fetch_batch_jobs(session))
+        self._post_worker(session)
+
+    async def _declare_job_queue(self, session: Session, job_class: JobClass) -> None:
+        name = topology.job_queue(self._model, job_class)
+        channel = await session.channel(confirms=False, vital=False)
+        try:
+            queue = await channel.declare_queue(
+                name,
+                durable=True,
+                arguments=topology.job_queue_arguments(self._settings.max_queued_jobs),
+            )
+        except ChannelPreconditionFailed:
+            # It was declared with other arguments, most likely another limit. Serving from it beats
+            # not serving; to change it, an operator deletes the queue while it is empty.
+            log.warning("queue.declared_otherwise", queue=name)
+            channel = await session.channel(confirms=False, vital=False)
+            queue = await channel.declare_queue(name, passive=True)
+        await queue.bind(topology.JOBS_EXCHANGE, name)
+        await channel.close()
+
+    async def _consume_jobs(self, session: Session) -> None:
+        """Have interactive Jobs pushed; if the broker ends that but not the session, do it again.
+
+        A new channel each time: Deliveries of the old one may still have to be settled there.
+        """
+        channel = await session.channel(confirms=False, vital=False)
+        await channel.set_qos(prefetch_count=self._slots)
+        queue = await channel.get_queue(
+            topology.job_queue(self._model, "interactive"), ensure=False
+        )
+
+        def resume(*_: object) -> None:
+            if self._consumer is not None and self._consumer[0] is queue:
+                self._consumer = None
+                if session.alive:
+                    log.warning("jobs.consumer_lost", model=self._model)
+                    session.start(self._resume(session))
+
+        channel.close_callbacks.add(resume)
+        (await wire_channel(channel)).on_consumer_cancel_callbacks.add(resume)
+        self._consumer = (queue, await queue.consume(self._on_job))
+
+    async def _resume(self, session: Session) -> None:
+        await self._declare_job_queue(session, "interactive")
+        if not self._draining:
+            await self._consume_jobs(session)
+
+    async def _fetch_batch_jobs(self, session: Session) -> None:
+        name = topology.job_queue(self._model, "batch")
+        while session.alive:
+            channel = await session.channel(confirms=False, vital=False)
+            queue = await channel.get_queue(name, ensure=False)
+            try:
+                while session.alive:
+                    await self._slot_free.wait()
+                    message = await queue.get(fail=False)
+                    if message is None:
+                        await asyncio.sleep(self._settings.batch_poll_s)
+                    else:
+                        await self._on_job(message)
+            except BROKER_ERRORS as error:
+                if not session.alive:
+                    return
+                log.warning("jobs.batch_channel_lost", model=self._model, reason=str(error))
+                await asyncio.sleep(self._settings.batch_poll_s)
+                await self._declare_job_queue(session, "batch")
+
+    def _on_lost(self, _: Session) -> None:
+        self._consumer = None
+        self._returned += self._outbox.returned
+        self._outbox.returned = 0
+        self._outbox.lose()
+        self._held.difference_update(self._incoming)
+        self._incoming.clear()
+        self._count_slots()

@@ -1,0 +1,500 @@
+"""What every transport promises; run against each by a subclass that says how to make one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import pytest
+
+from schemas.delta import Completed, Delta, Interrupted, ReplyMessage, TextDelta, Usage
+from schemas.errors import ModelOverloaded, ModelUnavailable, ServiceError
+from schemas.job import Job, JobClass, TokenPrompt
+from schemas.model_card import ModelCard, WorkerInfo
+from schemas.sampling import OutputLimit, SamplingParams
+from schemas.transport.base import Delivery, Dispatcher, JobSource, Reply
+
+PATIENCE_S = 15.0
+
+
+class Harness(Protocol):
+    """How the suite gets hold of a transport."""
+
+    async def dispatcher(self, *, reply_buffer_bytes: int = 1 << 20) -> Dispatcher: ...
+
+    async def source(
+        self, model: str, slots: int = 4, max_queued_jobs: int = 1000
+    ) -> JobSource: ...
+
+    async def kill(self, source: JobSource) -> None:
+        """Make a source disappear without a word."""
+        ...
+
+
+def a_job(
+    model: str, job_class: JobClass = "interactive", *, attempt: int = 1, job_id: str | None = None
+) -> Job:
+    now = time.time()
+    return Job(
+        job_id=job_id or uuid.uuid4().hex,
+        attempt=attempt,
+        request_id="req_test",
+        model=model,
+        job_class=job_class,
+        prompt=TokenPrompt(token_ids=(1, 2, 3)),
+        sampling=SamplingParams(limit=OutputLimit(max_tokens=8)),
+        created_at=now,
+        deadline=now + 600,
+        queue_deadline=now + 60,
+    )
+
+
+def a_message(job: Job, seq: int, *deltas: Delta) -> ReplyMessage:
+    return ReplyMessage(job.job_id, job.attempt, seq, deltas or (TextDelta(0, f"t{seq} "),))
+
+
+def the_end(job: Job, seq: int) -> ReplyMessage:
+    return a_message(job, seq, Completed(Usage(3, 0, seq, 0)))
+
+
+def a_worker(model: str, **changes: Any) -> WorkerInfo:
+    card = ModelCard(id=model, context_length=4096)
+    fields = {"worker_id": uuid.uuid4().hex, "card": card, "engine": "scripted", "slots": 4}
+    return WorkerInfo(**(fields | changes))
+
+
+async def take(source: JobSource, count: int) -> list[Delivery]:
+    """The next deliveries of a source that nothing else reads."""
+    taken: list[Delivery] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(taken) < count:
+            taken.append(await anext(source.deliveries()))
+    return taken
+
+
+async def take_one(source: JobSource) -> Delivery:
+    (delivery,) = await take(source, 1)
+    return delivery
+
+
+async def read(reply: Reply, count: int) -> list[ReplyMessage]:
+    messages: list[ReplyMessage] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(messages) < count:
+            messages += await reply.receive()
+    return messages
+
+
+async def read_to_end(reply: Reply) -> list[ReplyMessage]:
+    messages: list[ReplyMessage] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while not messages or not isinstance(messages[-1].deltas[-1], Completed | Interrupted):
+            messages += await reply.receive()
+    return messages
+
+
+async def eventually(holds: Callable[[], bool], what: str) -> None:
+    """Wait for something that comes from elsewhere and rings no bell."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                await asyncio.sleep(0.02)
+    assert holds(), what
+
+
+async def is_set(event: asyncio.Event) -> bool:
+    async with asyncio.timeout(PATIENCE_S):
+        return await event.wait()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    source: JobSource, run: Callable[[Delivery], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Run every delivery of a source, each in a task of its own."""
+
+    async def serve() -> None:
+        async with asyncio.TaskGroup() as runs:
+            async for delivery in source.deliveries():
+                runs.create_task(run(delivery))
+
+    task = asyncio.create_task(serve())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def answer(delivery: Delivery, texts: int = 5) -> None:
+    for seq in range(texts):
+        delivery.send(a_message(delivery.job, seq))
+        await delivery.writable()
+        await asyncio.sleep(0)
+    delivery.send(the_end(delivery.job, texts))
+    await delivery.ack()
+
+
+class TransportSuite:
+    """Subclasses give a `harness` fixture, and a `model` no other test uses."""
+
+    async def test_a_job_arrives_as_it_was_sent_and_its_reply_in_order(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        delivery = await take_one(source)
+        assert delivery.job == job
+        assert not delivery.redelivered
+        assert not delivery.cancelled.is_set()
+        await answer(delivery, 20)
+        assert await read_to_end(reply) == [a_message(job, n) for n in range(20)] + [
+            the_end(job, 20)
+        ]
+
+    async def test_what_is_sent_in_one_turn_arrives_together(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        reply = await dispatcher.dispatch(a_job(model))
+        delivery = await take_one(source)
+        for seq in range(50):
+            delivery.send(a_message(delivery.job, seq))
+        async with asyncio.timeout(PATIENCE_S):
+            assert [message.seq for message in await reply.receive()] == list(range(50))
+
+    async def test_a_long_unread_reply_is_whole(self, harness: Harness, model: str) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        reply = await dispatcher.dispatch(a_job(model))
+        await answer(await take_one(source), 2000)
+        assert [message.seq for message in await read_to_end(reply)] == list(range(2001))
+
+    async def test_many_jobs_at_once_keep_their_replies_apart(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher = await harness.dispatcher()
+        sources = [await harness.source(model, slots=16) for _ in range(2)]
+        async with contextlib.AsyncExitStack() as stack:
+            for source in sources:
+                await stack.enter_async_context(serving(source, answer))
+
+            async def one() -> None:
+                job = a_job(model)
+                reply = await dispatcher.dispatch(job)
+                messages = await read_to_end(reply)
+                await reply.close()
+                assert messages == [a_message(job, n) for n in range(5)] + [the_end(job, 5)]
+
+            async with asyncio.timeout(60), asyncio.TaskGroup() as requests:
+                for _ in range(200):
+                    requests.create_task(one())
+
+    async def test_a_source_holds_no_more_jobs_of_a_class_than_it_has_slots(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=2)
+        for _ in range(3):
+            await dispatcher.dispatch(a_job(model))
+        first, second = await take(source, 2)
+        third = asyncio.ensure_future(anext(source.deliveries()))
+        # Another job on another model goes there and back while the third one stays away.
+        other = f"{model}-other"
+        other_source = await harness.source(other)
+        reply = await dispatcher.dispatch(a_job(other))
+        await answer(await take_one(other_source))
+        await read_to_end(reply)
+        assert not third.done()
+        await second.ack()
+        async with asyncio.timeout(PATIENCE_S):
+            delivery = await third
+        assert delivery.job.job_id not in {first.job.job_id, second.job.job_id}
+
+    async def test_batch_jobs_take_only_what_interactive_ones_leave(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=2)
+        for _ in range(2):
+            await dispatcher.dispatch(a_job(model))
+        held = await take(source, 2)
+        batch = a_job(model, "batch")
+        await dispatcher.dispatch(batch)
+        urgent = a_job(model)
+        await dispatcher.dispatch(urgent)
+        await held[0].ack()
+        assert (await take_one(source)).job == urgent
+        await held[1].ack()
+        assert (await take_one(source)).job == batch
+
+    async def test_a_model_nobody_serves_is_unavailable(self, harness: Harness, model: str) -> None:
+        dispatcher = await harness.dispatcher()
+        with pytest.raises(ModelUnavailable) as caught:
+            await dispatcher.dispatch(a_job(model))
+        assert caught.value.retry_after_s
+
+    async def test_a_full_queue_refuses_and_accepts_again(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher = await harness.dispatcher()
+        source = await harness.source(model, slots=1, max_queued_jobs=10)
+        accepted = 0
+        with pytest.raises(ModelOverloaded) as caught:
+            # The limit of a replicated queue is not exact; it has to come soon after.
+            for _ in range(100):
+                await dispatcher.dispatch(a_job(model))
+                accepted += 1
+        assert caught.value.retry_after_s
+        assert accepted >= 10
+        async with serving(source, answer):
+            await eventually_accepted(dispatcher, model)
+
+    async def test_a_settled_job_never_comes_back(self, harness: Harness, model: str) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        await dispatcher.dispatch(a_job(model))
+        delivery = await take_one(source)
+        await delivery.ack()
+        await delivery.requeue()
+        await delivery.dead_letter("settled already")
+        await delivery.ack()
+        await source.close()
+        heir = await harness.source(model)
+        witness = a_job(model)
+        await dispatcher.dispatch(witness)
+        assert (await take_one(heir)).job == witness
+
+    async def test_a_requeued_job_goes_to_somebody(self, harness: Harness, model: str) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        await (await take_one(source)).requeue()
+        await answer(await take_one(source))
+        assert len(await read_to_end(reply)) == 6
+
+    async def test_a_dead_lettered_job_is_gone_and_its_reply_delivered(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        reply = await dispatcher.dispatch(a_job(model))
+        delivery = await take_one(source)
+        delivery.send(the_end(delivery.job, 0))
+        await delivery.dead_letter("killed two workers")
+        assert await read_to_end(reply) == [the_end(delivery.job, 0)]
+        await source.close()
+        heir = await harness.source(model)
+        witness = a_job(model)
+        await dispatcher.dispatch(witness)
+        assert (await take_one(heir)).job == witness
+
+    async def test_a_dead_sources_jobs_are_redelivered(self, harness: Harness, model: str) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        replies = {}
+        for _ in range(3):
+            job = a_job(model)
+            replies[job.job_id] = await dispatcher.dispatch(job)
+        held = await take(source, 3)
+        await harness.kill(source)
+        for delivery in held:
+            assert await is_set(delivery.cancelled)
+            await delivery.ack()  # too late, and harmless
+            delivery.send(a_message(delivery.job, 0, TextDelta(0, "a ghost")))
+        heir = await harness.source(model)
+        for delivery in await take(heir, 3):
+            assert delivery.redelivered
+            assert not delivery.cancelled.is_set()
+            delivery.send(a_message(delivery.job, 0, Interrupted("redelivered")))
+            await delivery.ack()
+        for job_id, reply in replies.items():
+            (message,) = await read_to_end(reply)
+            assert (message.job_id, message.deltas) == (job_id, (Interrupted("redelivered"),))
+
+    async def test_a_further_attempt_answers_into_the_same_reply(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        first = await take_one(source)
+        first.send(a_message(job, 0, Interrupted("suspended")))
+        await first.ack()
+        await read_to_end(reply)
+        again = a_job(model, attempt=2, job_id=job.job_id)
+        await reply.redispatch(again)
+        second = await take_one(source)
+        assert second.job == again
+        await answer(second, 1)
+        assert await read_to_end(reply) == [a_message(again, 0), the_end(again, 1)]
+
+    async def test_cancelling_reaches_the_holder(self, harness: Harness, model: str) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        reply, other = [await dispatcher.dispatch(a_job(model)) for _ in range(2)]
+        first, second = await take(source, 2)
+        await reply.cancel()
+        await reply.cancel()
+        assert await is_set(first.cancelled)
+        assert not second.cancelled.is_set()
+        await first.ack()
+        await answer(second)
+        assert len(await read_to_end(other)) == 6
+
+    async def test_cancelling_reaches_who_gets_the_job_later(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=1)
+        await dispatcher.dispatch(a_job(model))
+        running = await take_one(source)
+        waiting = await dispatcher.dispatch(a_job(model))
+        last = await dispatcher.dispatch(a_job(model))
+        await waiting.cancel()
+        await waiting.close()
+        # A cancel that does reach a holder comes after the one before it.
+        marker_source = await harness.source(f"{model}-marker")
+        marker = await dispatcher.dispatch(a_job(f"{model}-marker"))
+        held = await take_one(marker_source)
+        await marker.cancel()
+        await is_set(held.cancelled)
+        await running.ack()
+        cancelled = await take_one(source)
+        assert await is_set(cancelled.cancelled)
+        await cancelled.ack()
+        alive = await take_one(source)
+        assert not alive.cancelled.is_set()
+        await answer(alive)
+        assert len(await read_to_end(last)) == 6
+
+    async def test_an_attempt_after_the_cancelled_one_is_alive(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        hung = await take_one(source)
+        await reply.cancel()
+        await is_set(hung.cancelled)
+        await reply.redispatch(a_job(model, attempt=2, job_id=job.job_id))
+        second = await take_one(source)
+        assert not second.cancelled.is_set()
+        await reply.cancel()
+        assert await is_set(second.cancelled)
+
+    async def test_a_closed_reply_hears_nothing_and_harms_nobody(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        gone, other = [await dispatcher.dispatch(a_job(model)) for _ in range(2)]
+        await gone.close()
+        await gone.close()
+        first, second = await take(source, 2)
+        assert not first.cancelled.is_set()
+        await answer(first)
+        await answer(second)
+        assert {m.job_id for m in await read_to_end(other)} == {second.job.job_id}
+
+    async def test_a_reader_that_stops_costs_only_its_own_reply(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher = await harness.dispatcher(reply_buffer_bytes=20_000)
+        source = await harness.source(model)
+        slow, quick = [await dispatcher.dispatch(a_job(model)) for _ in range(2)]
+        first, second = await take(source, 2)
+        read_by_quick: list[ReplyMessage] = []
+        for seq in range(40):
+            first.send(a_message(first.job, seq, TextDelta(0, "x" * 1000)))
+            second.send(a_message(second.job, seq, TextDelta(0, "x" * 1000)))
+            read_by_quick += await read(quick, 1)
+        assert [message.seq for message in read_by_quick] == list(range(40))
+        assert await is_set(first.cancelled)
+        assert not second.cancelled.is_set()
+        kept: list[ReplyMessage] = []
+        with pytest.raises(ServiceError) as caught:
+            while True:
+                async with asyncio.timeout(PATIENCE_S):
+                    kept += await slow.receive()
+        assert "overrun" in (caught.value.diagnostic or "")
+        assert [message.seq for message in kept] == list(range(len(kept)))
+        assert len(kept) < 40
+
+    async def test_workers_appear_change_and_disappear(self, harness: Harness, model: str) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+
+        def seen(by: Dispatcher) -> Sequence[WorkerInfo]:
+            return [worker for worker in by.workers() if worker.card.id == model]
+
+        assert seen(dispatcher) == []
+        worker = a_worker(model, running=1)
+        await source.announce(worker)
+        await eventually(lambda: seen(dispatcher) == [worker], "announced")
+        late = await harness.dispatcher()
+        await eventually(lambda: seen(late) == [worker], "asked for")
+        await source.drain()
+        await eventually(lambda: [w.draining for w in seen(dispatcher)] == [True], "draining")
+        await source.close()
+        await eventually(lambda: seen(dispatcher) == [], "gone")
+
+    async def test_draining_ends_the_deliveries_and_spares_those_held(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=2)
+        held_reply = await dispatcher.dispatch(a_job(model))
+        held = await take_one(source)
+        waiting = await dispatcher.dispatch(a_job(model))
+        await source.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [delivery async for delivery in source.deliveries()] == []
+        assert not source.connected()
+        heir = await harness.source(model)
+        await answer(await take_one(heir))
+        assert len(await read_to_end(waiting)) == 6
+        assert not held.cancelled.is_set()
+        await answer(held)
+        assert len(await read_to_end(held_reply)) == 6
+        await source.close()
+        await source.close()
+
+    async def test_what_was_sent_before_the_source_closes_arrives(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        reply = await dispatcher.dispatch(a_job(model))
+        delivery = await take_one(source)
+        for seq in range(100):
+            delivery.send(a_message(delivery.job, seq))
+        delivery.send(the_end(delivery.job, 100))
+        await delivery.ack()
+        await source.close()
+        assert len(await read_to_end(reply)) == 101
+
+    async def test_closing_the_dispatcher_ends_its_replies_and_jobs(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        assert dispatcher.connected()
+        reply = await dispatcher.dispatch(a_job(model))
+        delivery = await take_one(source)
+        waiting = asyncio.ensure_future(reply.receive())
+        await asyncio.sleep(0)
+        await dispatcher.close()
+        await dispatcher.close()
+        with pytest.raises(ServiceError):
+            async with asyncio.timeout(PATIENCE_S):
+                await waiting
+        assert not dispatcher.connected()
+        delivery.send(a_message(delivery.job, 0))
+        assert await is_set(delivery.cancelled)
+        with pytest.raises(ModelUnavailable):
+            await dispatcher.dispatch(a_job(model))
+
+
+async def eventually_accepted(dispatcher: Dispatcher, model: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                reply = await dispatcher.dispatch(a_job(model))
+            except ModelOverloaded:
+                await asyncio.sleep(0.05)
+            else:
+                assert len(await read_to_end(reply)) == 6
+                return
