@@ -179,6 +179,7 @@ class ChatEncoder:
         if choice.part != "text":
             choice.part = "blank"
             choice.held.append(text)
+            choice.held_logprobs.extend(delta.logprobs)
             if not text or text.isspace():
                 return _NO_FRAMES
             choice.part = "text"

@@ -1,0 +1,128 @@
+"""Every Delta file through the chat encoder, as stream and as body."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from ingress.dialects.chat import Chat
+from schemas.delta import Failed
+from tests.unit.dialects.transcripts import (
+    DATA,
+    DELTA_FILES,
+    play,
+    read_deltas,
+    scenario,
+    transcript,
+)
+
+every_delta_file = pytest.mark.parametrize("path", DELTA_FILES, ids=scenario)
+
+# The transcripts that the public documentation prints, with our ids.
+DOCUMENTED_COUNT = """\
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}
+
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{"content":"1, 2, 3, 4, 5"},"finish_reason":null}]}
+
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}
+
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[],"usage":{"prompt_tokens":11,"completion_tokens":10,"total_tokens":21,"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"reasoning_tokens":0}}}
+
+data: [DONE]
+
+"""  # noqa: E501 - a record is one line
+
+DOCUMENTED_CALL = """\
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{"tool_calls":[{"id":"call_5d14c21099380f72374535f1","index":0,"type":"function","function":{"name":"get_weather","arguments":""}}]},"finish_reason":null}]}
+
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\"city\\": "}}]},"finish_reason":null}]}
+
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"\\"Paris\\"}"}}]},"finish_reason":null}]}
+
+data: {"id":"c3a7ac6de84a4e9eade77ab63a27a1ca","object":"chat.completion.chunk","created":1790793243,"model":"GLM-5.3","choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}
+
+"""  # noqa: E501 - a record is one line
+
+DOCUMENTED_BODY = {
+    "id": "c3a7ac6de84a4e9eade77ab63a27a1ca",
+    "object": "chat.completion",
+    "created": 1790793243,
+    "model": "GLM-5.3",
+    "choices": [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "Wafer Serverless is pay-per-token access to Wafer-hosted models.",
+                "reasoning_content": None,
+                "tool_calls": None,
+            },
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {
+        "prompt_tokens": 22,
+        "completion_tokens": 16,
+        "total_tokens": 38,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    },
+}
+
+
+def documented(stream: bytes) -> str:
+    """The stream without the fields that the printed transcripts leave out."""
+    text = stream.decode()
+    for field in (',"logprobs":null', ',"matched_stop":null'):
+        text = text.replace(field, "")
+    return text
+
+
+def delta_file(name: str) -> Path:
+    return DATA / "deltas" / f"{name}.deltas.jsonl"
+
+
+@every_delta_file
+def test_the_stream_is_the_committed_transcript(path: Path) -> None:
+    stream, _ = play(Chat(), read_deltas(path))
+    assert stream.decode() == transcript("chat", path, ".sse").read_bytes().decode()
+
+
+@every_delta_file
+def test_the_body_is_the_committed_transcript(path: Path) -> None:
+    _, body = play(Chat(), read_deltas(path))
+    assert orjson.loads(body) == orjson.loads(transcript("chat", path, ".json").read_bytes())
+
+
+@every_delta_file
+def test_only_a_success_looks_like_one(path: Path) -> None:
+    deltas = read_deltas(path)
+    stream, _ = play(Chat(), deltas)
+    records = stream.decode().removesuffix("\n\n").split("\n\n")
+    if isinstance(deltas[-1], Failed):
+        assert [record.startswith('data: {"error":') for record in records].count(True) == 1
+        assert records[-1].startswith('data: {"error":')
+        assert '"usage"' not in stream.decode()
+        assert '"finish_reason":"' not in stream.decode()
+    else:
+        assert records[-1] == "data: [DONE]"
+        assert '"choices":[],"usage":{' in records[-2]
+
+
+def test_counting_streams_as_documented() -> None:
+    stream, _ = play(Chat(), read_deltas(delta_file("docs__count_to_five")))
+    assert documented(stream) == DOCUMENTED_COUNT
+
+
+def test_a_tool_call_streams_as_documented() -> None:
+    stream, _ = play(Chat(), read_deltas(delta_file("docs__weather_call")))
+    assert DOCUMENTED_CALL in documented(stream)
+
+
+def test_an_answer_looks_as_documented() -> None:
+    _, body = play(Chat(), read_deltas(delta_file("docs__one_sentence")))
+    answer = orjson.loads(body)
+    choice = answer["choices"][0]
+    assert (choice.pop("logprobs"), choice.pop("matched_stop")) == (None, None)
+    assert choice["message"].pop("refusal") is None
+    assert answer == DOCUMENTED_BODY
