@@ -7,6 +7,7 @@ The version is checked before anything else is believed. This module knows no tr
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -77,9 +78,15 @@ def _check_version(found: int) -> None:
         raise CodecError(f"unknown schema version {found}; this side speaks {SCHEMA_VERSION}")
 
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_QUOTED = re.compile("'.*'", re.DOTALL)
+
+
 def _reason(error: Exception) -> str:
-    # msgspec's texts name fields and types and quote no values, apart from positions.
-    return f"undecodable: {error}"
+    if not isinstance(error, msgspec.DecodeError):
+        return f"undecodable: {type(error).__name__}"
+    # msgspec names fields and types, but quotes a value that is none of an enumeration's.
+    return f"undecodable: {_QUOTED.sub('…', str(error))}"
 
 
 def encode_job(job: Job) -> bytes:
@@ -95,7 +102,7 @@ def decode_job(body: bytes) -> Job:
     try:
         _check_version(_version.decode(body).version)
         return _job.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise CodecError(_reason(error)) from error
 
 
@@ -112,8 +119,8 @@ def decode_frame(body: bytes) -> tuple[ReplyMessage, ...]:
     """
     try:
         frame = _frame.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE as error:
+        with contextlib.suppress(*_UNREADABLE):
             _check_version(_frame_version.decode(body).version)
         raise CodecError(_reason(error)) from error
     _check_version(frame.version)
@@ -129,7 +136,7 @@ def decode_worker(body: bytes) -> WorkerInfo:
     try:
         _check_version(_version.decode(body).version)
         return _announcement.decode(body).worker
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise CodecError(_reason(error)) from error
 
 
@@ -142,5 +149,5 @@ def decode_control(body: bytes) -> Control:
     try:
         _check_version(_version.decode(body).version)
         return _control.decode(body).control
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise CodecError(_reason(error)) from error
