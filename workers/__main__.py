@@ -11,10 +11,10 @@ import click
 import structlog
 import yaml
 from prometheus_client import start_http_server
-from schemas.transport.rabbit import RabbitJobSource
 
 from schemas import telemetry
 from schemas.model_card import served_id
+from schemas.transport.rabbit import RabbitJobSource
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
 from workers.settings import WorkerSettings

@@ -300,6 +300,8 @@ class _Run:
                     parts = (*parts, *parser.finish())
                 if logprobs is not None:
                     parts = logprobs.attach(chunk.logprobs if in_answer else (), parts)
+                    if chunk.finish is not None and chunk.finish.reason == "length":
+                        parts = (*parts, *logprobs.rest(choice))
                 calls = calls or any(type(part) is ToolCallStarted for part in parts)
                 self._count(chunk, in_answer)
                 self._write(chunk, choice, parts, self._finished(chunk, choice, parser, calls))
@@ -387,6 +389,14 @@ class _PendingLogprobs:
                 self._pending.clear()
                 return (*parts[:index], carrying, *parts[index + 1 :])
         return parts
+
+    def rest(self, choice: int) -> Sequence[PartDelta]:
+        """Those of tokens that were cut off before their text was whole."""
+        if not self._pending:
+            return ()
+        rest = TextDelta(choice, "", tuple(self._pending))
+        self._pending.clear()
+        return (rest,)
 
 
 def _first(error: BaseException) -> BaseException:
