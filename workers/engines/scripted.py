@@ -146,6 +146,16 @@ def _with_trouble(steps: Iterable[Step], kind: str, where: str) -> Iterator[Step
             yield Trouble("crash")
 
 
+def due_at(now: float, pause: Pause) -> float:
+    """When a pause ends that begins now: on a grid line, the nearest one that is still to come.
+
+    Whoever was woken by a grid line a moment ago is so due at the next one, not at that after it.
+    """
+    if not pause.grid_s:
+        return now + pause.seconds
+    return max(round((now + pause.seconds) / pause.grid_s), now // pause.grid_s + 1) * pause.grid_s
+
+
 class ScriptedTokenizer:
     """UTF-8 bytes as token ids, and a chat template of one line per message."""
 
@@ -319,9 +329,7 @@ class ScriptedEngine:
     async def _pause(self, running: _Running, pause: Pause) -> None:
         """Wait; requests due on one grid line wake in one turn, as in a real engine's step."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + pause.seconds
-        if pause.grid_s:
-            due = (due // pause.grid_s + 1) * pause.grid_s
+        due = due_at(loop.time(), pause)
         if (together := self._ticks.get(due)) is None:
             together = self._ticks[due] = []
             loop.call_at(due, self._tick, due)
