@@ -79,7 +79,7 @@ def _check_version(found: int) -> None:
 
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_QUOTED = re.compile("'.*'", re.DOTALL)
+_QUOTED = re.compile(r"""(['"]).*\1""", re.DOTALL)
 
 
 def _reason(error: Exception) -> str:

@@ -77,11 +77,15 @@ class Outbox:
         if not self._unflushed:
             return
         make = self.session.poster.message
+        addresses, self._unflushed = self._unflushed, []
         parts = []
-        for address in self._unflushed:
-            parts.append(make(address.publish_frame, encode_frame(address.pending)))
-            address.pending = []
-        self._unflushed.clear()
+        for address in addresses:
+            messages, address.pending = address.pending, []
+            try:
+                frame = encode_frame(messages)
+            except ValueError:
+                frame = encode_frame(_encodable(messages))
+            parts.append(make(address.publish_frame, frame))
         self.session.write(b"".join(parts))
 
     def on_returned(self, reply_queue: str) -> None:
@@ -102,6 +106,22 @@ class Outbox:
         for address in self._addresses.values():
             for delivery in address.deliveries:
                 delivery.lose()
+
+
+def _encodable(messages: list[ReplyMessage]) -> list[ReplyMessage]:
+    """Those that can be encoded: a lone surrogate cannot, in whichever text it came up.
+
+    The reader finds the gap in that Job's sequence; the other Jobs of the frame are not harmed.
+    """
+    kept = []
+    for message in messages:
+        try:
+            encode_frame((message,))
+        except ValueError:
+            log.error("reply.unencodable", job_id=message.job_id, seq=message.seq)
+        else:
+            kept.append(message)
+    return kept
 
 
 class RabbitDelivery:

@@ -13,7 +13,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from schemas.codec import encode_job
-from schemas.delta import Failed
+from schemas.delta import Failed, TextDelta
 from schemas.errors import ModelOverloaded, RequestTooLarge
 from schemas.job import Job, TokenPrompt
 from schemas.transport import topology
@@ -244,6 +244,20 @@ async def test_a_reader_that_stops_costs_its_neighbours_on_the_same_queue_nothin
         assert dispatcher.overruns == 1
         with pytest.raises(Exception, match="not read fast enough"):
             await read(slow, 2000)
+
+
+async def test_a_message_that_cannot_be_encoded_harms_only_its_own_reply(
+    broker: Broker, model: str
+) -> None:
+    settings = DispatcherSettings(reply_queues=1)
+    async with both_ends(broker.url, model, settings) as (dispatcher, source):
+        bad, good = [await dispatcher.dispatch(a_job(model)) for _ in range(2)]
+        first, second = await take(source, 2)
+        first.send(a_message(first.job, 0, TextDelta(0, "\ud83d")))
+        first.send(a_message(first.job, 1))
+        second.send(a_message(second.job, 0))
+        assert await read(good, 1) == [a_message(second.job, 0)]
+        assert await read(bad, 1) == [a_message(first.job, 1)]
 
 
 @pytest.mark.parametrize("reply_queues", [0, 1, 3])
