@@ -39,7 +39,7 @@ MODEL = "scripted"
 START_TIMEOUT_S = 120.0
 PROBE_EVERY_S = 0.02
 
-console = Console(width=None if sys.stdout.isatty() else 120)
+console = Console(width=None if sys.stdout.isatty() else 128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +272,7 @@ def table(scenario: Scenario, lines: dict[str, Line]) -> Table:
         title=f"{scenario.streams} stream{'s' * (scenario.streams > 1)} in step, "
         f"a token every {scenario.gap_ms} ms"
     )
-    out.add_column("")
+    out.add_column("", no_wrap=True, min_width=8)
     for column in ("TTFT", "p99", "late", "p99", "tokens/s", "CPU"):
         out.add_column(column, justify="right", no_wrap=True)
     out.add_column("of which", no_wrap=True)
@@ -321,8 +321,8 @@ def measure(found: list[Target], rounds: int, seconds: float, scenarios: list[Sc
         lines = {target.name: summarise(seen[scenario, target.name]) for target in found}
         console.print(table(scenario, lines))
     console.print(
-        "TTFT and late: `direct` as it is, the others less `direct`; in ms, p50 and p99. CPU: us per "
-        f"token, median of {rounds}; that of headrace includes the engine, that of bare does not."
+        "TTFT and late: p50 and p99 in ms, `direct` as it is, others less `direct`. CPU: us per "
+        f"token, median of {rounds}; headrace's includes the engine, that of bare does not."
     )
 
 
