@@ -9,7 +9,6 @@ from starlette.types import ASGIApp
 
 from ingress.auth import Authenticator
 from ingress.catalog import Catalog
-from ingress.config import Config, load_config
 from ingress.errors import install_error_handlers
 from ingress.generate import Services
 from ingress.metrics import IngressMetrics
@@ -22,23 +21,16 @@ from schemas.transport.base import Dispatcher
 
 
 def build_services(settings: IngressSettings, dispatcher: Dispatcher) -> Services:
-    """Everything a request needs.
-
-    Raises:
-        ConfigError: The configuration file cannot be used.
-    """
-    config = load_config(settings.config) if settings.config is not None else Config()
-    if config.profile is not None:
-        settings = settings.model_copy(update={"profile": config.profile})
+    """Everything a request needs."""
     return Services(
         settings=settings,
         dispatcher=dispatcher,
         catalog=Catalog(
             dispatcher,
-            configured=[model.card() for model in config.models],
+            configured=[model.card() for model in settings.config.models],
             known_ids=[settings.model] if settings.model else [],
         ),
-        authenticator=Authenticator((*config.api_keys, *settings.api_keys)),
+        authenticator=Authenticator(settings.all_keys),
         metrics=IngressMetrics(),
     )
 

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import click
 import structlog
 import uvloop
-from schemas.transport.rabbit import RabbitDispatcher
 
 from ingress.app import build_app, build_services
-from ingress.config import ConfigError
+from ingress.config import Config, ConfigError, load_config
 from ingress.server import Server
 from ingress.settings import IngressSettings, TimeLimits
 from schemas import telemetry
 from schemas.model_card import served_id
+from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher, parse_url
 
 log = structlog.get_logger()
 
@@ -61,9 +61,8 @@ def ingress_options(command: _F) -> _F:
                 "--profile",
                 env="PROFILE",
                 type=click.Choice(["wafer", "official"]),
-                default="wafer",
-                show_default=True,
-                help="What to follow where the documented API and the official clients differ.",
+                help="What to follow where the documented API and the official clients differ. "
+                "Default: what --config says, else wafer.",
             ),
             option(
                 "--config",
@@ -111,32 +110,58 @@ def ingress_options(command: _F) -> _F:
     return command
 
 
+def check_amqp_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """A URL that can be a broker's."""
+    try:
+        if value is not None:
+            parse_url(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
+
+
 def ingress_settings(values: dict[str, Any]) -> IngressSettings:
-    """Settings from parsed options; those it does not know stay in `values`."""
-    limits = TimeLimits(queue_wait_s=values.pop("queue_wait_s"))
-    names = ("host", "port", "api_keys", "profile", "config", "grace_s", "max_concurrent")
-    return IngressSettings(limits=limits, **{name: values.pop(name) for name in names})
+    """Settings from parsed options and the configuration file; checked, before anything starts.
 
-
-def warn_if_open(settings: IngressSettings, *, authenticated: bool) -> None:
-    """Refuse to serve the world without keys; say so on loopback.
+    What it does not know stays in `values`.
 
     Raises:
-        click.UsageError: No key, and not bound to loopback.
+        click.UsageError: The file cannot be used, or everybody could use the service.
     """
-    if authenticated:
-        return
-    if settings.host not in _LOOPBACK:
+    limits = TimeLimits(queue_wait_s=values.pop("queue_wait_s"))
+    path: Path | None = values.pop("config")
+    try:
+        config = load_config(path) if path is not None else Config()
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    profile = values.pop("profile") or config.profile or "wafer"
+    names = ("host", "port", "api_keys", "grace_s", "max_concurrent")
+    settings = IngressSettings(
+        limits=limits,
+        config=config,
+        profile=profile,
+        **{name: values.pop(name) for name in names},
+    )
+    if not settings.all_keys and settings.host not in _LOOPBACK:
         raise click.UsageError(
-            f"--host {settings.host} is reachable from outside; give at least one --api-key."
+            f"--host {settings.host} can be reached from outside; give at least one --api-key."
         )
-    log.warning("auth.disabled", host=settings.host, hint="anyone on this machine may use it")
+    return settings
+
+
+def warn_if_open(settings: IngressSettings) -> None:
+    """Say that there is no authentication, if so."""
+    if not settings.all_keys:
+        log.warning(
+            "auth.disabled", host=settings.host, hint="anyone on this machine may use the service"
+        )
 
 
 @click.command()
 @option("--model", env="MODEL", help="Known model, served while no worker has told of itself yet.")
 @option(
     "--amqp-url",
+    callback=check_amqp_url,
     env="AMQP_URL",
     required=True,
     help="The broker, such as amqp://user:password@host:5672/vhost.",
@@ -157,17 +182,15 @@ def ingress(
     telemetry.configure_logging(log_level)
     settings = ingress_settings(values)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
-    uvloop.run(_serve(settings, amqp_url))
+    warn_if_open(settings)
+    run(_serve(settings, amqp_url))
 
 
 async def _serve(settings: IngressSettings, amqp_url: str) -> None:
     dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress")
     try:
         services = build_services(settings, dispatcher)
-        warn_if_open(settings, authenticated=services.authenticator.required)
         await Server(build_app(services), services, on_ready=_say_where).serve()
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
     finally:
         await dispatcher.close()
 
@@ -186,5 +209,7 @@ def run(coroutine: Any) -> None:
     """Run a server's coroutine on the fast loop; Ctrl-C is an ordinary end."""
     try:
         uvloop.run(coroutine)
+    except BrokerUnreachable as error:
+        raise click.ClickException(str(error)) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise SystemExit(130) from None

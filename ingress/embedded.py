@@ -15,12 +15,16 @@ from typing import Any
 import click
 import structlog
 from rich.console import Console
-from workers.supervisor import supervise
-from workers.trial_model import TRIAL_MODEL_ID, prepare
 
 from ingress.app import build_app, build_services
-from ingress.commands import ingress_options, ingress_settings, option, run, warn_if_open
-from ingress.config import ConfigError
+from ingress.commands import (
+    check_amqp_url,
+    ingress_options,
+    ingress_settings,
+    option,
+    run,
+    warn_if_open,
+)
 from ingress.server import Server
 from ingress.settings import IngressSettings
 from schemas import telemetry
@@ -32,6 +36,8 @@ from workers.__main__ import parse_engine_args
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
 from workers.settings import WorkerSettings, cache_dir
+from workers.supervisor import supervise
+from workers.trial_model import TRIAL_MODEL_ID, prepare
 
 log = structlog.get_logger()
 
@@ -66,6 +72,7 @@ _QUESTION = "What is the capital of France?"
 @option("--upstream-api-key", env="UPSTREAM_API_KEY", help="Key for that server.")
 @option(
     "--amqp-url",
+    callback=check_amqp_url,
     env="AMQP_URL",
     help="A broker to share with other processes. Default: none is needed.",
 )
@@ -113,13 +120,14 @@ def up(
     Without --model a small real model is prepared once and answers on the CPU.
     """
     telemetry.configure_logging(log_level)
-    if supervised:
-        command = [sys.executable, "-m", "ingress", *sys.argv[1:], "--no-supervise"]
-        sys.exit(supervise(command, name="headrace", grace_s=values["grace_s"] + 15))
-    console = Console(stderr=True)
     settings = ingress_settings(values)
     if values["engine"] == "upstream" and not (values["upstream_url"] and model):
         raise click.UsageError("--engine upstream needs --upstream-url and --model")
+    if supervised:
+        command = [sys.executable, "-m", "ingress", *sys.argv[1:], "--no-supervise"]
+        sys.exit(supervise(command, name="headrace", grace_s=settings.grace_s + 15))
+    console = Console(stderr=True)
+    warn_if_open(settings)
     if model is None:
         model = "scripted" if values["engine"] == "scripted" else _trial_model(console)
         public_id = public_id or (TRIAL_MODEL_ID if values["engine"] == "sglang" else model)
@@ -148,11 +156,7 @@ async def serve(
     worker_id = new_worker_id()
     try:
         async with _transport(amqp_url, worker, worker_id) as (dispatcher, source):
-            try:
-                services = build_services(settings, dispatcher)
-            except ConfigError as error:
-                raise click.ClickException(str(error)) from None
-            warn_if_open(settings, authenticated=services.authenticator.required)
+            services = build_services(settings, dispatcher)
             consumer = build_consumer(
                 worker, engine, source, worker_id=worker_id, metrics=WorkerMetrics()
             )

@@ -5,10 +5,9 @@ Times are durations in seconds, sizes are bytes. Limits follow the public API's 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import BaseModel, ConfigDict, Field
 
+from ingress.config import Config
 from ingress.dialects.base import Profile
 
 
@@ -46,7 +45,8 @@ class IngressSettings(BaseModel):
 
     Attributes:
         model: Public id that is served even while no worker has been heard of.
-        api_keys: Accepted keys; empty means no authentication.
+        config: What the configuration file says.
+        api_keys: Accepted keys beside those of the file.
         max_body_bytes: Bodies of this size and above are refused.
         max_concurrent: Requests in flight in this process.
         grace_s: How long running streams may go on after SIGTERM.
@@ -57,10 +57,15 @@ class IngressSettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     model: str | None = None
-    config: Path | None = None
+    config: Config = Config()
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     profile: Profile = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
     max_concurrent: int = Field(default=4096, gt=0)
     grace_s: float = Field(default=120.0, ge=0)
     limits: TimeLimits = TimeLimits()
+
+    @property
+    def all_keys(self) -> tuple[str, ...]:
+        """Every accepted key; empty means no authentication."""
+        return (*self.config.api_keys, *self.api_keys)

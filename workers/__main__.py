@@ -14,7 +14,7 @@ from prometheus_client import start_http_server
 
 from schemas import telemetry
 from schemas.model_card import served_id
-from schemas.transport.rabbit import RabbitJobSource
+from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource, parse_url
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
 from workers.settings import WorkerSettings
@@ -34,6 +34,16 @@ def parse_engine_args(
             raise click.BadParameter(f"{value!r} is not of the form name=value")
         args[name.strip().replace("-", "_")] = yaml.safe_load(text)
     return args
+
+
+def check_amqp_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """A URL that can be a broker's."""
+    try:
+        if value is not None:
+            parse_url(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return value
 
 
 @click.command()
@@ -61,6 +71,7 @@ def parse_engine_args(
 )
 @click.option(
     "--amqp-url",
+    callback=check_amqp_url,
     required=True,
     envvar="HEADRACE_AMQP_URL",
     show_envvar=True,
@@ -152,7 +163,10 @@ def worker(
     if values["engine"] == "upstream" and not values["upstream_url"]:
         raise click.UsageError("--engine upstream needs --upstream-url")
     settings = WorkerSettings(reasoning_format=reasoning_parser, **values)
-    asyncio.run(serve(settings, amqp_url, metrics_port=metrics_port))
+    try:
+        asyncio.run(serve(settings, amqp_url, metrics_port=metrics_port))
+    except BrokerUnreachable as error:
+        raise click.ClickException(str(error)) from None
 
 
 async def serve(settings: WorkerSettings, amqp_url: str, *, metrics_port: int | None) -> None:

@@ -198,7 +198,7 @@ class BrokerConnection:
     def __init__(
         self, url: str, *, name: str, settings: ConnectionSettings, set_up: SetUp, on_lost: Lost
     ) -> None:
-        self._url = _parse(url, settings)
+        self._url = parse_url(url, settings)
         self._name = name
         self._settings = settings
         self._set_up = set_up
@@ -325,14 +325,19 @@ async def declare_exchanges(channel: AbstractChannel) -> dict[str, AbstractExcha
     }
 
 
-def _parse(url: str, settings: ConnectionSettings) -> URL:
+def parse_url(url: str, settings: ConnectionSettings | None = None) -> URL:
+    """The broker's URL, with port and heartbeat filled in.
+
+    Raises:
+        ValueError: It is no such URL. The text does not contain it: it holds the password.
+    """
+    settings = settings or ConnectionSettings()
     try:
         parsed = URL(url)
         known = parsed.scheme in ("amqp", "amqps") and bool(parsed.host)
     except ValueError:
         known = False
     if not known:
-        # The text of the URL stays out of the message: it holds the password.
         raise ValueError("the broker's URL must look like amqp://user:password@host:port/vhost")
     if parsed.port is None:
         parsed = parsed.with_port(5671 if parsed.scheme == "amqps" else 5672)
