@@ -61,7 +61,8 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
     Attributes:
         max_queued_jobs: Ready Jobs per queue above which further ones are refused. Whoever declares
             a queue first decides.
-        batch_poll_s: How often a worker with free slots looks for batch Jobs when there were none.
+        batch_poll_s: How often a worker with free slots looks for batch Jobs when there were none,
+            and for a queue that was taken from it.
         cancel_memory_s: How long a cancelled Job is remembered, in case it arrives later.
     """
 
@@ -359,29 +360,37 @@ class RabbitJobSource:
         self._consumer = (queue, await queue.consume(self._on_job))
 
     async def _resume(self, session: Session) -> None:
-        await self._declare_job_queue(session, "interactive")
-        if not self._draining:
-            await self._consume_jobs(session)
-
-    async def _fetch_batch_jobs(self, session: Session) -> None:
-        name = topology.job_queue(self._model, "batch")
-        while session.alive:
-            channel = await session.channel(confirms=False, vital=False)
-            queue = await channel.get_queue(name, ensure=False)
+        while not self._draining:
             try:
-                while session.alive:
-                    await self._slot_free.wait()
-                    message = await queue.get(fail=False)
-                    if message is None:
-                        await asyncio.sleep(self._settings.batch_poll_s)
-                    else:
-                        await self._on_job(message)
+                await self._declare_job_queue(session, "interactive")
+                return await self._consume_jobs(session)
             except BROKER_ERRORS as error:
+                # A queue that is being deleted is there to be declared, and then is not.
                 if not session.alive:
                     return
-                log.warning("jobs.batch_channel_lost", model=self._model, reason=str(error))
+                log.warning("jobs.not_resumed", model=self._model, reason=str(error))
                 await asyncio.sleep(self._settings.batch_poll_s)
-                await self._declare_job_queue(session, "batch")
+
+    async def _fetch_batch_jobs(self, session: Session) -> None:
+        while session.alive:
+            try:
+                await self._fetch_from(session)
+            except BROKER_ERRORS as error:
+                if session.alive:
+                    log.warning("jobs.batch_channel_lost", model=self._model, reason=str(error))
+                    await asyncio.sleep(self._settings.batch_poll_s)
+
+    async def _fetch_from(self, session: Session) -> None:
+        await self._declare_job_queue(session, "batch")
+        channel = await session.channel(confirms=False, vital=False)
+        queue = await channel.get_queue(topology.job_queue(self._model, "batch"), ensure=False)
+        while session.alive:
+            await self._slot_free.wait()
+            message = await queue.get(fail=False)
+            if message is None:
+                await asyncio.sleep(self._settings.batch_poll_s)
+            else:
+                await self._on_job(message)
 
     def _on_lost(self, _: Session) -> None:
         self._consumer = None

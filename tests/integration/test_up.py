@@ -84,8 +84,6 @@ async def test_sglang(tmp_path: Path, tiny_model: Path) -> None:
     async with headrace(*command, log=tmp_path / "up.log") as process:
         url = f"http://127.0.0.1:{port}"
         await wait_ready(url, process, timeout_s=180)
-        answer = orjson.loads(await run_pasted(await invitation(process)))
-        assert answer["choices"][0]["finish_reason"] in ("stop", "length")
         await check_answers(url, "tiny")
         await check_ctrl_c_leaves_nothing(process)
 

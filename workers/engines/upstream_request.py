@@ -141,6 +141,6 @@ def _sampling(sampling: SamplingParams, choice: int) -> dict[str, Any]:
         case constraint:
             raise UnsupportedParameter(
                 "This model does not support grammars.",
-                param=constraint.__struct_config__.tag,
+                param=str(constraint.__struct_config__.tag),
             )
     return body
