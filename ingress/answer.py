@@ -69,7 +69,6 @@ class Answer(Response):
         self._written_at = self._began_at
         self._writing = False
         self._committed = False
-        self._status = 200
         self._shutting_down = False
         self._phase: Phase = generation.phase
         self._wake = asyncio.Event()  # the waiting task has something new to look at
@@ -93,10 +92,17 @@ class Answer(Response):
             raise
         finally:
             info = error.info() if error is not None else None
-            self._on_end(self._status if info is None or self._committed else info.status, info)
+            self._on_end(self._status_for(info), info)
             await asyncio.shield(self._generation.close())
         if error is not None and not isinstance(error, ClientClosedRequest):
             await self._tell(error, scope, receive, send)
+
+    def _status_for(self, error: ErrorInfo | None) -> int:
+        """What the log calls this answer: the status line that left, or 499 for a lost client."""
+        if error is None:
+            return 200
+        gone = error.code == ClientClosedRequest.code
+        return error.status if gone or not self._committed else 200
 
     async def _tell(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._committed:

@@ -109,7 +109,15 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         request_id=request_id,
         profile=settings.profile,
     )
-    record = _Record(services, dialect, principal, generation, slot, stream=wanted.stream)
+    record = _Record(
+        services,
+        dialect,
+        principal,
+        generation,
+        slot,
+        stream=wanted.stream,
+        client_retry=_client_retry(request),
+    )
     answer = Answer(
         generation=generation,
         encoder=dialect.encoder(wanted, job, stamp),
@@ -125,6 +133,12 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     return answer
 
 
+def _client_retry(request: Request) -> int | None:
+    """Which retry of its own this is for the client, as the official clients tell."""
+    count = request.headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isdecimal() and len(count) < 4 else None
+
+
 class _Record:
     """Writes the canonical line and the metrics of one request, and gives its slot back."""
 
@@ -137,6 +151,7 @@ class _Record:
         slot: Slot,
         *,
         stream: bool,
+        client_retry: int | None,
     ) -> None:
         self._services = services
         self._dialect = dialect
@@ -144,6 +159,7 @@ class _Record:
         self._generation = generation
         self._slot = slot
         self._stream = stream
+        self._client_retry = client_retry
         self._began = time.monotonic()
         self.answer: Answer | None = None
 
@@ -185,4 +201,5 @@ class _Record:
             reasoning_tokens=usage.reasoning_tokens,
             attempt=generation.attempt,
             worker=generation.worker,
+            client_retry=self._client_retry,
         )
