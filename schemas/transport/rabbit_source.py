@@ -363,7 +363,8 @@ class RabbitJobSource:
         while not self._draining:
             try:
                 await self._declare_job_queue(session, "interactive")
-                return await self._consume_jobs(session)
+                await self._consume_jobs(session)
+                return
             except BROKER_ERRORS as error:
                 # A queue that is being deleted is there to be declared, and then is not.
                 if not session.alive:
