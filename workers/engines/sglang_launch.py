@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -143,6 +144,7 @@ def _end_processes(engine: Any) -> None:
     for process in [*schedulers, *detokenizers]:
         if process.is_running():
             kill_process_tree(process.pid)
+    multiprocessing.active_children()  # reaps those that have ended
 
 
 def _prepare_environment(log_level: str) -> None:
@@ -152,6 +154,8 @@ def _prepare_environment(log_level: str) -> None:
     environment = os.environ  # noqa: TID251 - SGLang takes these no other way
     if not torch.cuda.is_available():
         environment.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+        # Threads that spin while they wait make a busy machine several times slower.
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # SGLang would replace the host's log handlers. Also, what it logs about grammars that fail to
     # compile quotes them, and they are the caller's.
     if "SGLANG_LOGGING_CONFIG_PATH" not in environment:
