@@ -72,7 +72,8 @@ class ChatRenderer:
         segments = self._split.segments(text)
         ids: list[int] = []
         for segment in segments:
-            ids += self._tokenizer.encode(segment, add_special_tokens=False)
+            # Not verbose: whether it fits is for others to say.
+            ids += self._tokenizer.encode(segment, add_special_tokens=False, verbose=False)
         return tuple(ids), segments[-1].rstrip().endswith(_REASONING_OPENERS)
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
