@@ -223,6 +223,12 @@ class TransportSuite:
         held = await take(source, 2)
         batch = a_job(model, "batch")
         await dispatcher.dispatch(batch)
+        # Batch Jobs of another model come and go, so this one's would have come as well.
+        other_source = await harness.source(f"{model}-other")
+        for _ in range(10):
+            reply = await dispatcher.dispatch(a_job(f"{model}-other", "batch"))
+            await answer(await take_one(other_source))
+            await read_to_end(reply)
         urgent = a_job(model)
         await dispatcher.dispatch(urgent)
         await held[0].ack()

@@ -360,6 +360,35 @@ async def test_a_url_that_is_none_is_told_without_repeating_it(url: str) -> None
     assert "s3cret" not in str(caught.value)
 
 
+async def test_a_worker_far_ahead_of_the_wire_waits(
+    broker: Broker, proxy: Proxy, model: str
+) -> None:
+    source = await RabbitJobSource.connect(proxy.url, model=model, slots=1, settings=SOURCE)
+    dispatcher = await RabbitDispatcher.connect(
+        broker.url, DispatcherSettings(reply_queues=1, reply_buffer_bytes=1 << 30)
+    )
+    try:
+        reply = await dispatcher.dispatch(a_job(model))
+        delivery = await take_one(source)
+        await delivery.writable()
+        proxy.hold()
+        sent = 0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                while sent < 1000:  # 64 MiB: more than sockets hold
+                    delivery.send(a_message(delivery.job, sent, TextDelta(0, "x" * (1 << 16))))
+                    sent += 1
+                    await asyncio.sleep(0)
+                    await delivery.writable()
+        proxy.release()
+        async with asyncio.timeout(15):
+            await delivery.writable()
+        assert [message.seq for message in await read(reply, sent)] == list(range(sent))
+    finally:
+        await dispatcher.close()
+        await source.close()
+
+
 async def test_workers_not_heard_of_are_forgotten(broker: Broker, model: str) -> None:
     settings = DispatcherSettings(reply_queues=2, worker_ttl_s=0.3)
     async with both_ends(broker.url, model, settings) as (dispatcher, source):
