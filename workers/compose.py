@@ -24,11 +24,15 @@ def build_engine(settings: WorkerSettings) -> Engine:
         case "sglang":
             from workers.engines.sglang import SglangEngine
 
+            server_args = dict(settings.engine_args)
+            if settings.reasoning_format is not None:
+                # SGLang's scheduler holds a constraint back until it sees reasoning end.
+                server_args.setdefault("reasoning_parser", settings.reasoning_format)
             return SglangEngine(
                 settings.model,
                 served_id=settings.served_id,
                 slots=settings.concurrency,
-                server_args=settings.engine_args,
+                server_args=server_args,
             )
         case "upstream":
             from workers.engines.upstream import UpstreamEngine

@@ -265,11 +265,14 @@ class _Run:
     def _engine_stops(self) -> tuple[str, ...]:
         """Stop strings for the engine to end at.
 
-        Only where all text is answer text: they must not act inside reasoning or tool calls. The
-        parser looks for them in any case and cuts them off.
+        Only where all text is answer text: they must not act inside reasoning or tool calls. Nor
+        before a minimum of tokens, which engines apply to token ids only. The parser looks for
+        them in any case and cuts them off.
         """
         chat = self._job.prompt if isinstance(self._job.prompt, ChatPrompt) else None
         if chat is not None and (chat.tools or self._runner.reasoning_format):
+            return ()
+        if self._job.sampling.limit.min_tokens:
             return ()
         template = self._engine.template_stop_strings if chat else ()
         return self._job.sampling.stop.strings + template

