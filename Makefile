@@ -33,7 +33,7 @@ python:
 
 up: python ## Install what is missing, then serve a model on this machine
 	@$(PYTHON) deploy/install.py --venv $(UP_VENV) $(UP_SETS)
-	@exec $(UP_VENV)/bin/headrace up $(ARGS)
+	@trap : INT; $(UP_VENV)/bin/headrace up $(ARGS) || test $$? -eq 130 # Ctrl-C is a good end
 
 test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker

@@ -1,0 +1,23 @@
+# The ingress: HTTP in, jobs out. No engine, no torch.
+
+FROM python:3.12-slim-bookworm AS build
+WORKDIR /src
+RUN python3 -m venv /opt/headrace
+ENV PATH=/opt/headrace/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY requirements/core.txt requirements/core.txt
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip install --require-hashes -r requirements/core.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY schemas schemas
+COPY ingress ingress
+COPY workers workers
+RUN pip install --no-deps --no-build-isolation .
+
+FROM python:3.12-slim-bookworm
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp headrace
+COPY --from=build /opt/headrace /opt/headrace
+ENV PATH=/opt/headrace/bin:$PATH PYTHONUNBUFFERED=1
+USER 10001:10001
+EXPOSE 8000
+ENTRYPOINT ["headrace"]
+CMD ["ingress", "--host", "0.0.0.0"]

@@ -1,0 +1,35 @@
+# A worker with SGLang on the CPU. It holds no model.
+
+FROM python:3.12-slim-bookworm AS build
+WORKDIR /src
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1
+# An index with CPU builds of torch, whose wheels are some GB smaller; empty for none.
+ARG PIP_EXTRA_INDEX_URL
+COPY requirements requirements
+COPY deploy/install.py deploy/install.py
+COPY deploy/cpu deploy/cpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    python3 deploy/install.py --venv /opt/headrace cpu
+RUN --mount=type=cache,target=/root/.cache/pip \
+    /opt/headrace/bin/pip install --require-hashes -r requirements/core.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY schemas schemas
+COPY ingress ingress
+COPY workers workers
+RUN /opt/headrace/bin/pip install --no-deps --no-build-isolation .
+
+FROM python:3.12-slim-bookworm
+# SGLang's sound support needs the library; SGLang looks for numactl.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libsndfile1 libnuma1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp headrace \
+    && install -d -o 10001 -g 10001 /models
+COPY --from=build /opt/headrace /opt/headrace
+COPY deploy/cpu/trial.txt /usr/local/share/headrace/trial.txt
+COPY --chmod=755 deploy/docker/prepare-trial-model /usr/local/bin/prepare-trial-model
+ENV PATH=/opt/headrace/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+USER 10001:10001
+VOLUME /models
+ENTRYPOINT ["headrace"]
+CMD ["worker"]
