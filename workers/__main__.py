@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import structlog
+import uvloop
 import yaml
 from prometheus_client import start_http_server
 
@@ -164,7 +165,7 @@ def worker(
         raise click.UsageError("--engine upstream needs --upstream-url")
     settings = WorkerSettings(reasoning_format=reasoning_parser, **values)
     try:
-        asyncio.run(serve(settings, amqp_url, metrics_port=metrics_port))
+        uvloop.run(serve(settings, amqp_url, metrics_port=metrics_port))
     except BrokerUnreachable as error:
         raise click.ClickException(str(error)) from None
 

@@ -153,6 +153,7 @@ class _Run:
         self._cached_tokens = 0
         self._output_tokens = 0
         self._reasoning_tokens = 0
+        self._engine_reasoning: dict[int, int] = {}  # per choice, where the engine counts itself
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -302,11 +303,11 @@ class _Run:
                 if chunk.finish is not None and not parser.stopped:
                     parts = (*parts, *parser.finish())
                 if logprobs is not None:
-                    parts = logprobs.attach(chunk.logprobs if in_answer else (), parts)
+                    parts = logprobs.attach(chunk.logprobs, parts, in_answer=in_answer)
                     if chunk.finish is not None and chunk.finish.reason == "length":
                         parts = (*parts, *logprobs.rest(choice))
                 calls = calls or any(type(part) is ToolCallStarted for part in parts)
-                self._count(chunk, in_answer)
+                self._count(chunk, choice, in_answer)
                 self._write(chunk, choice, parts, self._finished(chunk, choice, parser, calls))
                 if chunk.finish is not None:
                     return
@@ -316,10 +317,12 @@ class _Run:
                 await self._delivery.writable()
         raise GenerationFailed("The model failed to answer.", diagnostic="engine ended mid-choice")
 
-    def _count(self, chunk: EngineChunk, in_answer: bool) -> None:
+    def _count(self, chunk: EngineChunk, choice: int, in_answer: bool) -> None:
         self._output_tokens += chunk.output_tokens
         if chunk.reasoning_tokens is not None:
-            self._reasoning_tokens = chunk.reasoning_tokens
+            before = self._engine_reasoning.get(choice, 0)
+            self._engine_reasoning[choice] = chunk.reasoning_tokens
+            self._reasoning_tokens += chunk.reasoning_tokens - before
         elif not in_answer and self._reasoning_visible:
             self._reasoning_tokens += chunk.output_tokens
         if chunk.input_tokens is not None:
@@ -380,9 +383,16 @@ class _PendingLogprobs:
         self._pending: list[TokenLogprob] = []
 
     def attach(
-        self, tokens: Sequence[TokenLogprob], parts: Sequence[PartDelta]
+        self, tokens: Sequence[TokenLogprob], parts: Sequence[PartDelta], *, in_answer: bool
     ) -> Sequence[PartDelta]:
-        """Hand the pending ones, and these, to the first text among `parts`."""
+        """Hand the pending ones, and these, to the first text among `parts`.
+
+        Tokens of reasoning and of its markers are left out: `in_answer` tells of these tokens, and
+        what was pending before them was a marker then.
+        """
+        if not in_answer:
+            self._pending.clear()
+            return parts
         self._pending += tokens
         if not self._pending:
             return parts
