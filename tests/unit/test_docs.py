@@ -1,0 +1,77 @@
+"""What the pages say about options, variables and the configuration file is what the code does."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from ingress.commands import ingress
+from ingress.config import CapabilitiesConfig, ModelConfig, load_config
+from ingress.embedded import up
+from workers.__main__ import worker
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/configuration.md").read_text()
+COMMANDS = {"up": up, "ingress": ingress, "worker": worker}
+
+
+def rows() -> dict[str, list[str]]:
+    """The cells of each row of the table of variables, by variable."""
+    found = {}
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].startswith("`HEADRACE_"):
+            found[cells[0].strip("`")] = cells[1:]
+    return found
+
+
+def options(command: click.Command) -> dict[str, click.Option]:
+    return {
+        str(option.envvar): option
+        for option in command.params
+        if isinstance(option, click.Option) and option.envvar and not option.hidden
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_variable_is_in_the_table(name: str) -> None:
+    for variable, option in options(COMMANDS[name]).items():
+        assert variable in rows(), variable
+        flag, commands, default, _ = rows()[variable]
+        assert option.opts[0] in flag
+        assert name in commands.split(", ")
+        if isinstance(option.default, int | float) and option.default:
+            assert default == f"{option.default:g}", variable
+
+
+def test_the_table_names_no_other_variables() -> None:
+    known = {variable for command in COMMANDS.values() for variable in options(command)}
+    assert set(rows()) == known
+
+
+def test_the_example_file_is_accepted(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+    path = tmp_path / "headrace.yaml"
+    path.write_text(example)
+    config = load_config(path)
+    assert [model.id for model in config.models] == ["qwen3-8b"]
+
+
+def test_every_field_of_the_file_is_named() -> None:
+    for field in (*ModelConfig.model_fields, *CapabilitiesConfig.model_fields):
+        assert f"`{field}`" in PAGE, field
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/decisions.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_the_readme_names_only_options_that_exist() -> None:
+    known = {flag for c in COMMANDS.values() for p in c.params for flag in p.opts}
+    others = {"--build", "--scale"}  # docker compose's
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "README.md").read_text()))
+    assert named - others - {"--help"} <= known
