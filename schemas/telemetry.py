@@ -72,3 +72,7 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
     root.handlers[:] = [handler]
     # Libraries speak up from warnings on; their info lines repeat what our events say.
     root.setLevel(max(number, logging.WARNING))
+    # These print tracebacks at every reconnect, and message bodies when debugging. What matters of
+    # the broker is told by events of our own.
+    for name in ("aio_pika", "aiormq"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
