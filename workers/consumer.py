@@ -7,7 +7,6 @@ task at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 import structlog
@@ -84,8 +83,11 @@ class Consumer:
         info = self.info()
         self._runner.metrics.running.set(info.running)
         self._runner.metrics.slots.set(info.slots)
-        with contextlib.suppress(Exception):  # the next announcement tells the same
+        try:
             await self._source.announce(info)
+            self._runner.metrics.engine_running.set(await self._runner.engine.running())
+        except Exception as error:  # the next announcement tells the same
+            log.warning("worker.announce_failed", error=type(error).__name__)
 
     async def _announce_regularly(self) -> None:
         while True:

@@ -14,6 +14,11 @@ class WorkerMetrics:
             "headrace_worker_jobs_total", "Jobs settled", ["outcome"], registry=self.registry
         )
         self.running = Gauge("headrace_worker_jobs_running", "Jobs held", registry=self.registry)
+        self.engine_running = Gauge(
+            "headrace_worker_engine_running",
+            "Requests inside the engine, by its own count, at the last announcement",
+            registry=self.registry,
+        )
         self.slots = Gauge("headrace_worker_slots", "Jobs it runs at once", registry=self.registry)
         self.output_tokens = Counter(
             "headrace_worker_output_tokens_total",

@@ -77,6 +77,20 @@ async def test_a_client_that_leaves_frees_its_slot(
         assert answer.status_code == 200
 
 
+async def test_a_large_body_passes_and_a_small_one_beside_it(broker: Broker, model: str) -> None:
+    engine = ScriptedEngine(served_id=model, context_length=1 << 30)
+    async with rabbit_stack(broker.url, [engine]) as stack:
+        large = asyncio.create_task(
+            ask(stack.url, model, f"[[say:large]] {'x' * 14_000_000}", stream=True)
+        )
+        small = await ask(stack.url, model, "[[say:small]]", stream=True)
+        assert streamed_text(small) == "small"
+        assert streamed_text(await large) == "large"
+        too_large = await ask(stack.url, model, "x" * 50_000_000, stream=True)
+        assert too_large.status_code == 413
+        assert too_large.json()["error"]["code"] == "request_too_large"
+
+
 async def test_unknown_model_and_absent_worker(broker: Broker, model: str) -> None:
     engine = ScriptedEngine(served_id=model)
     async with rabbit_stack(broker.url, [engine]) as stack:
