@@ -156,6 +156,8 @@ def _prepare_environment(log_level: str) -> None:
         environment.setdefault("SGLANG_USE_CPU_ENGINE", "1")
         # Threads that spin while they wait make a busy machine several times slower.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Compiling needs a C++ compiler and 20 s of the first request; no token came any sooner.
+        environment.setdefault("TORCHDYNAMO_DISABLE", "1")
     # SGLang would replace the host's log handlers. Also, what it logs about grammars that fail to
     # compile quotes them, and they are the caller's.
     if "SGLANG_LOGGING_CONFIG_PATH" not in environment:
