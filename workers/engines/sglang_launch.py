@@ -20,6 +20,7 @@ import os
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,6 +159,9 @@ def _prepare_environment(log_level: str) -> None:
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # Compiling needs a C++ compiler and 20 s of the first request; no token came any sooner.
         environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+    # What it warns of on import (kernels that this machine lacks) is nothing an operator can mend.
+    environment.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
     # SGLang would replace the host's log handlers. Also, what it logs about grammars that fail to
     # compile quotes them, and they are the caller's.
     if "SGLANG_LOGGING_CONFIG_PATH" not in environment:
