@@ -10,7 +10,7 @@ GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 VENV ?= .venv
 ifeq ($(GPU),yes)
 UP_VENV ?= .venv-gpu
-UP_SETS := core gpu
+UP_SETS := core gpu trial
 else
 UP_VENV ?= $(VENV)
 UP_SETS := core cpu trial
