@@ -17,6 +17,7 @@ import structlog
 from ingress.settings import TimeLimits
 from schemas import telemetry
 from schemas.delta import (
+    OUT_OF_BAND,
     Accepted,
     Completed,
     Delta,
@@ -46,6 +47,9 @@ log = structlog.get_logger()
 MAX_STRIKES = 2
 """A Job that was lost with this many workers is not tried on another one."""
 
+_LAST_WORDS_S = 2.0
+"""How long a worker that seems lost has to show that it is not."""
+
 _PROMPT_TOKENS_PER_SECOND = 2_000
 """Extra time to the first token for long prompts."""
 
@@ -58,7 +62,6 @@ class Generation:
     Attributes:
         phase: `queued` until a worker accepted the Job, `prefill` until the first token.
         attempt: The attempt whose Deltas are being delivered.
-        usage: Tokens as far as known; final once the reply has ended.
         finish_reason: Of the first choice that finished; for the log.
         first_token_at: Loop time of `Started`.
     """
@@ -67,7 +70,6 @@ class Generation:
         self.job = job
         self.phase: Phase = "queued"
         self.attempt = job.attempt
-        self.usage = Usage()
         self.finish_reason: str | None = None
         self.first_token_at: float | None = None
         self.accepted_at: float | None = None
@@ -75,14 +77,25 @@ class Generation:
         self._dispatcher = dispatcher
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._began_at = self._progress_at = self._loop.time()
+        self._began_at = self._queued_at = self._progress_at = self._loop.time()
         self._reply: Reply | None = None
         self._sequence = SequenceChecker(job.attempt)
         self._checker = ReplyChecker(job.sampling.n)
         self._answered = False  # something of the answer has been delivered
         self._error: ServingError | None = None
         self._strikes = 0
+        self._believed_lost = False
         self._input_tokens = 0
+        self._cached_tokens = 0
+        self._output_tokens = 0
+        self._usage: Usage | None = None  # the worker's own figures, at the end
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens as far as known; final once the reply has ended."""
+        if self._usage is not None:
+            return self._usage
+        return Usage(self._input_tokens, self._cached_tokens, self._output_tokens, 0)
 
     @property
     def ttft_s(self) -> float | None:
@@ -111,8 +124,11 @@ class Generation:
                 raise self._error
             deltas: list[Delta] = []
             try:
-                for message in await self._reply.receive():
-                    if self._sequence.accept(message):
+                for message in await self._messages():
+                    if message.seq == OUT_OF_BAND:
+                        await self._hear_of(message)
+                    elif self._sequence.accept(message):
+                        self._believed_lost = False
                         interrupted = self._take(message, deltas)
                         if interrupted is not None:
                             await self._retry(interrupted)
@@ -123,11 +139,34 @@ class Generation:
             if deltas:
                 return deltas
 
+    async def _messages(self) -> Sequence[ReplyMessage]:
+        assert self._reply is not None
+        if not self._believed_lost:
+            return await self._reply.receive()
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                return await self._reply.receive()
+        except TimeoutError:
+            raise WorkerFailed("The worker that was answering this request was lost.") from None
+
+    async def _hear_of(self, message: ReplyMessage) -> None:
+        """Another worker got the Job again: the one that runs this attempt seems to be lost.
+
+        It may only have lost its channel and still be speaking. Where nothing of the answer is out,
+        a fresh attempt is cheap, and this one is cancelled; else it gets a moment to prove itself.
+        """
+        assert self._reply is not None
+        if message.attempt != self.attempt or not isinstance(message.deltas[0], Interrupted):
+            return
+        if self._answered:
+            self._believed_lost = True
+            return
+        await self._reply.cancel()
+        await self._retry(message.deltas[0])
+
     def _take(self, message: ReplyMessage, deltas: list[Delta]) -> Interrupted | None:
         for _, ids in message.token_ids:
-            self.usage = msgspec.structs.replace(
-                self.usage, output_tokens=self.usage.output_tokens + len(ids)
-            )
+            self._output_tokens += len(ids)
         for delta in message.deltas:
             self._checker.feed(delta)
             match delta:
@@ -139,11 +178,11 @@ class Generation:
                     return delta
                 case Failed(error=error, usage=usage):
                     self.phase = "ended"
-                    self.usage = _larger(self.usage, usage)
+                    self._usage = _larger(self.usage, usage)
                     raise ReportedError(error)
                 case Completed(usage=usage):
                     self.phase = "ended"
-                    self.usage = usage
+                    self._usage = usage
                     deltas.append(delta)
                 case Finished(reason=reason):
                     self.finish_reason = self.finish_reason or reason
@@ -159,16 +198,14 @@ class Generation:
         self._input_tokens = delta.input_tokens
         if self.accepted_at is None:
             self.accepted_at = self._loop.time()
-            self.usage = msgspec.structs.replace(self.usage, input_tokens=delta.input_tokens)
             deltas.append(delta)
 
     def _started(self, delta: Started, deltas: list[Delta]) -> None:
         self.phase = "decode"
+        self._input_tokens = delta.input_tokens
+        self._cached_tokens = delta.cached_tokens
         if self.first_token_at is None:
             self.first_token_at = self._loop.time()
-            self.usage = msgspec.structs.replace(
-                self.usage, input_tokens=delta.input_tokens, cached_tokens=delta.cached_tokens
-            )
             deltas.append(delta)
 
     async def _retry(self, interrupted: Interrupted) -> None:
@@ -194,10 +231,17 @@ class Generation:
             raise GenerationFailed("This request could not be completed on any worker.")
         self.attempt += 1
         self.phase = "queued"
-        self.usage = Usage()
+        self._queued_at = self._loop.time()
+        self._output_tokens = 0
         self._checker = ReplyChecker(self.job.sampling.n)
         self._sequence.begin_attempt(self.attempt)
-        await self._reply.redispatch(msgspec.structs.replace(self.job, attempt=self.attempt))
+        await self._reply.redispatch(
+            msgspec.structs.replace(
+                self.job,
+                attempt=self.attempt,
+                queue_deadline=self.job.queue_deadline + self._queued_at - self._began_at,
+            )
+        )
 
     def limit(self) -> tuple[float, ServingError]:
         """When the present phase must have ended at the latest, and the error if it has not."""
@@ -211,7 +255,7 @@ class Generation:
         at, error = total
         match self.phase:
             case "queued":
-                at = self._began_at + limits.queue_wait_s
+                at = self._queued_at + limits.queue_wait_s
                 error = ModelOverloaded("The request waited too long for a free worker.")
             case "prefill":
                 at = self._progress_at + limits.first_token_s

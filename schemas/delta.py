@@ -165,11 +165,16 @@ Delta: TypeAlias = (
 TERMINALS = (Completed, Failed, Interrupted)
 
 
+OUT_OF_BAND = -1
+"""`seq` of a message from a worker that does not run the attempt: it got the Job again although
+another worker has, or had, it. It says `Interrupted` and stands outside the attempt's order."""
+
+
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     """A run of Deltas of one attempt.
 
     Attributes:
-        seq: Starts at 0 for each attempt and has no gaps.
+        seq: Starts at 0 for each attempt and has no gaps; or `OUT_OF_BAND`.
         token_ids: Pairs of (choice, raw ids sampled since the last message), so that whoever holds
             a reply's prefix can have another worker continue it.
     """

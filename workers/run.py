@@ -16,6 +16,7 @@ import structlog
 
 from schemas import telemetry
 from schemas.delta import (
+    OUT_OF_BAND,
     Accepted,
     Completed,
     Delta,
@@ -173,6 +174,11 @@ class _Run:
         )
         self._seq += 1
 
+    def _report(self, interrupted: Interrupted) -> None:
+        """Tell the owner about an attempt that is, or was, another worker's."""
+        job = self._job
+        self._delivery.send(ReplyMessage(job.job_id, job.attempt, OUT_OF_BAND, (interrupted,)))
+
     def fail(self, error: ServingError) -> None:
         """End the reply with an error."""
         if error.diagnostic:
@@ -195,7 +201,7 @@ class _Run:
             return "cancelled"
         if delivery.redelivered:
             log.info(telemetry.JOB_REDELIVERED, job_id=job.job_id, attempt=job.attempt)
-            self.send((Interrupted("redelivered"),))
+            self._report(Interrupted("redelivered"))
             return "interrupted"
         if time.time() > job.queue_deadline:
             raise ModelOverloaded("The request waited too long for a free worker.")

@@ -11,6 +11,7 @@ import pytest
 from ingress.generation import Generation
 from ingress.settings import TimeLimits
 from schemas.delta import (
+    OUT_OF_BAND,
     Accepted,
     Completed,
     Delta,
@@ -105,7 +106,7 @@ async def test_an_interruption_before_the_answer_is_invisible(
     collecting = asyncio.create_task(collect(generation))
     assert (await worker.take()).attempt == 1
     worker.say(*STARTED)
-    worker.say(Interrupted("redelivered"))
+    worker.say(Interrupted("redelivered"), seq=OUT_OF_BAND)
     assert (await worker.take()).attempt == 2
     worker.say(*STARTED)
     worker.say(TextDelta(0, "hi"), *ENDING)
@@ -130,11 +131,44 @@ async def test_an_interruption_in_the_answer_is_a_failure(worker_and_generation:
     worker, generation = worker_and_generation
     await worker.take()
     worker.say(*STARTED, TextDelta(0, "half"))
-    worker.say(Interrupted("redelivered"))
+    worker.say(Interrupted("redelivered"), seq=OUT_OF_BAND)
     async with asyncio.timeout(5):
         assert TextDelta(0, "half") in await generation.receive()
         with pytest.raises(WorkerFailed):
             await generation.receive()
+
+
+async def test_a_worker_that_still_speaks_is_not_lost(worker_and_generation: Pair) -> None:
+    worker, generation = worker_and_generation
+    collecting = asyncio.create_task(collect(generation))
+    await worker.take()
+    worker.say(*STARTED, TextDelta(0, "half"))
+    worker.say(Interrupted("redelivered"), seq=OUT_OF_BAND)
+    await asyncio.sleep(0)
+    worker.say(TextDelta(0, " and half"), *ENDING, seq=1)
+    assert await collecting == [
+        *STARTED,
+        TextDelta(0, "half"),
+        TextDelta(0, " and half"),
+        *ENDING,
+    ]
+
+
+async def test_an_attempt_that_is_given_up_is_cancelled(worker_and_generation: Pair) -> None:
+    worker, generation = worker_and_generation
+    collecting = asyncio.create_task(collect(generation))
+    await worker.take()
+    first = worker.delivery
+    worker.say(*STARTED)
+    worker.say(Interrupted("redelivered"), seq=OUT_OF_BAND)
+    worker.delivery = None  # the first one stays unsettled: it is still at work
+    assert (await worker.take()).attempt == 2
+    assert first is not None
+    assert first.cancelled.is_set()
+    assert worker.delivery is not None
+    assert not worker.delivery.cancelled.is_set()
+    worker.say(*STARTED, *ENDING)
+    await collecting
 
 
 async def test_two_lost_workers_are_enough(worker_and_generation: Pair) -> None:
@@ -143,7 +177,7 @@ async def test_two_lost_workers_are_enough(worker_and_generation: Pair) -> None:
     for attempt in (1, 2):
         assert (await worker.take()).attempt == attempt
         worker.say(Accepted("w", 3))
-        worker.say(Interrupted("redelivered"))
+        worker.say(Interrupted("redelivered"), seq=OUT_OF_BAND)
     with pytest.raises(GenerationFailed):
         await collecting
 
