@@ -37,7 +37,7 @@ from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
 from workers.settings import WorkerSettings, cache_dir
 from workers.supervisor import supervise
-from workers.trial_model import TRIAL_MODEL_ID, prepare
+from workers.trial_model import TRIAL_MODEL_ID, TrialModelError, prepare
 
 log = structlog.get_logger()
 
@@ -143,7 +143,11 @@ def up(
 
 
 def _trial_model(console: Console) -> str:
-    return str(prepare(cache_dir(), console=console))
+    try:
+        return str(prepare(cache_dir(), console=console))
+    except TrialModelError as error:
+        # Trying again would not help, so the supervisor must not: a usage error is final.
+        raise click.UsageError(str(error)) from None
 
 
 async def serve(

@@ -130,7 +130,15 @@ def check_amqp_url(_: click.Context, __: click.Parameter, value: str | None) -> 
     type=int,
     envvar="HEADRACE_METRICS_PORT",
     show_envvar=True,
-    help="Serve Prometheus metrics on this port of 127.0.0.1.",
+    help="Serve Prometheus metrics on this port.",
+)
+@click.option(
+    "--metrics-host",
+    default="127.0.0.1",
+    show_default=True,
+    envvar="HEADRACE_METRICS_HOST",
+    show_envvar=True,
+    help="Address for --metrics-port; they tell model names and load to whoever reaches it.",
 )
 @click.option(
     "--log-level",
@@ -151,6 +159,7 @@ def worker(
     amqp_url: str,
     reasoning_parser: str | None,
     metrics_port: int | None,
+    metrics_host: str,
     log_level: str,
     supervised: bool,
     **values: Any,
@@ -165,23 +174,26 @@ def worker(
         raise click.UsageError("--engine upstream needs --upstream-url")
     settings = WorkerSettings(reasoning_format=reasoning_parser, **values)
     try:
-        uvloop.run(serve(settings, amqp_url, metrics_port=metrics_port))
+        uvloop.run(serve(settings, amqp_url, metrics=(metrics_host, metrics_port)))
     except BrokerUnreachable as error:
         raise click.ClickException(str(error)) from None
 
 
-async def serve(settings: WorkerSettings, amqp_url: str, *, metrics_port: int | None) -> None:
+async def serve(
+    settings: WorkerSettings, amqp_url: str, *, metrics: tuple[str, int | None]
+) -> None:
     """Load the model, connect, serve until SIGTERM or SIGINT."""
-    metrics = WorkerMetrics()
-    if metrics_port is not None:
-        start_http_server(metrics_port, addr="127.0.0.1", registry=metrics.registry)
+    instruments = WorkerMetrics()
+    host, port = metrics
+    if port is not None:
+        start_http_server(port, addr=host, registry=instruments.registry)
     engine = build_engine(settings)
     await engine.start()
     worker_id = new_worker_id()
     source = await RabbitJobSource.connect(
         amqp_url, model=settings.served_id, slots=engine.slots, name=worker_id
     )
-    consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=metrics)
+    consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=instruments)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     # After the engine has started: SGLang installs handlers of its own while it does.
