@@ -47,9 +47,6 @@ log = structlog.get_logger()
 MAX_STRIKES = 2
 """A Job that was lost with this many workers is not tried on another one."""
 
-_LAST_WORDS_S = 2.0
-"""How long a worker that seems lost has to show that it is not."""
-
 _PROMPT_TOKENS_PER_SECOND = 2_000
 """Extra time to the first token for long prompts."""
 
@@ -144,7 +141,7 @@ class Generation:
         if not self._believed_lost:
             return await self._reply.receive()
         try:
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(self._limits.last_words_s):
                 return await self._reply.receive()
         except TimeoutError:
             raise WorkerFailed("The worker that was answering this request was lost.") from None

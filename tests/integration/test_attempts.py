@@ -79,7 +79,7 @@ async def worker_and_generation() -> AsyncIterator[tuple[Worker, Generation]]:
     source = memory.job_source(model=MODEL, slots=4)
     card = ModelCard(id=MODEL, context_length=100)
     await source.announce(WorkerInfo(worker_id="w", card=card, engine="scripted", slots=4))
-    generation = Generation(dispatcher, job(), TimeLimits())
+    generation = Generation(dispatcher, job(), TimeLimits(last_words_s=0.3))
     await generation.start()
     async with aclosing(source.deliveries()) as deliveries:  # type: ignore[type-var]
         yield Worker(deliveries), generation
@@ -144,8 +144,9 @@ async def test_a_worker_that_still_speaks_is_not_lost(worker_and_generation: Pai
     await worker.take()
     worker.say(*STARTED, TextDelta(0, "half"))
     worker.say(Interrupted("redelivered"), seq=OUT_OF_BAND)
-    await asyncio.sleep(0)
-    worker.say(TextDelta(0, " and half"), *ENDING, seq=1)
+    worker.say(TextDelta(0, " and half"), seq=1)
+    await asyncio.sleep(0.5)  # longer than a worker that seems lost may be silent
+    worker.say(*ENDING, seq=2)
     assert await collecting == [
         *STARTED,
         TextDelta(0, "half"),

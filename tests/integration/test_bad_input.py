@@ -213,6 +213,17 @@ async def test_bad_keys(headers: list[tuple[bytes, bytes]]) -> None:
         assert (await http.post(CHAT, json=GOOD, headers=good)).status_code == 200
 
 
+async def test_two_different_keys_are_never_chosen_between() -> None:
+    async with (
+        memory_stack(api_keys=("good-key", "other-good-key")) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        others = ["other-good-key", *(f"foreign-{number}" for number in range(15))]
+        for other in others:
+            headers = {"x-api-key": "good-key", "authorization": f"Bearer {other}"}
+            check_error(await http.post(CHAT, json=GOOD, headers=headers), 401, "invalid_api_key")
+
+
 async def test_missing_key_names_both_headers() -> None:
     async with (
         memory_stack(api_keys=("good-key",)) as stack,

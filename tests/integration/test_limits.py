@@ -9,6 +9,7 @@ import httpx
 import orjson
 import pytest
 
+from schemas.errors import ServerShuttingDown
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack, until
 from workers.engines.scripted import ScriptedEngine
 
@@ -117,6 +118,8 @@ async def test_shutting_down(stream: bool) -> None:
         async with httpx.AsyncClient(base_url=stack.url) as http:
             assert (await http.get("/health/ready")).status_code == 200
             stack.pods[0].server.handle_exit(15, None)
+            with pytest.raises(ServerShuttingDown):
+                stack.services.admission.acquire()
             assert (await http.get("/health/live")).status_code == 200
         assert (await short).status_code == 200
         response = await long
@@ -128,17 +131,18 @@ async def test_shutting_down(stream: bool) -> None:
         await until(lambda: _running(stack, 0))
 
 
-async def test_a_reader_that_takes_nothing_is_given_up() -> None:
-    limits = TimeLimits(write_s=0.3, keep_alive_s=0.1)
-    async with memory_stack(limits=limits) as stack:
+@pytest.mark.parametrize("tokens", [60_000, 2_000_000])
+async def test_a_reader_that_takes_nothing_is_given_up(tokens: int) -> None:
+    """With few tokens the engine has long ended; with many the reply's buffer would overrun."""
+    async with memory_stack(limits=TimeLimits(write_s=0.3, keep_alive_s=0.2)) as stack:
         host, port = stack.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
-        content = orjson.dumps(body(f"[[k=2000000]]{'x' * 10}", stream=True))
+        request = orjson.dumps(body(f"[[k={tokens}]]", stream=True))
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n" % len(content) + content
+            b"content-length: %d\r\n\r\n" % len(request) + request
         )
-        await until(lambda: _running(stack, 1))
+        await until(lambda: stack.services.admission.in_flight == 1)
         reader._transport.pause_reading()  # type: ignore[attr-defined]  # the reader stops here
         neighbour = await post(stack, "[[say:fine]]", stream=False)
         assert neighbour.json()["choices"][0]["message"]["content"] == "fine"
