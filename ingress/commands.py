@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import structlog
@@ -17,107 +16,69 @@ from ingress.server import Server
 from ingress.settings import IngressSettings, TimeLimits
 from schemas import telemetry
 from schemas.model_card import served_id
-from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher, parse_url
+from schemas.options import AmqpUrl, log_level_option, option, stacked
+from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
 log = structlog.get_logger()
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def option(*names: str, env: str, **kwargs: Any) -> Callable[[_F], _F]:
-    """A click option with its environment twin."""
-    return click.option(*names, envvar=f"HEADRACE_{env}", show_envvar=True, **kwargs)
-
-
-def ingress_options(command: _F) -> _F:
-    """The options of everything that serves HTTP."""
-    for decorate in reversed(
-        (
-            option(
-                "--host",
-                env="HOST",
-                default="127.0.0.1",
-                show_default=True,
-                help="Address to listen on.",
-            ),
-            option(
-                "--port",
-                env="PORT",
-                type=click.IntRange(0, 65535),
-                default=8000,
-                show_default=True,
-                help="Port to listen on; 0 takes a free one.",
-            ),
-            option(
-                "--api-key",
-                "api_keys",
-                env="API_KEY",
-                multiple=True,
-                help="Accepted key; may be repeated. Without any, no authentication.",
-            ),
-            option(
-                "--profile",
-                env="PROFILE",
-                type=click.Choice(["wafer", "official"]),
-                help="What to follow where the documented API and the official clients differ. "
-                "Default: what --config says, else wafer.",
-            ),
-            option(
-                "--config",
-                env="CONFIG",
-                type=click.Path(dir_okay=False, path_type=Path),
-                help="headrace.yaml: models, keys, profile.",
-            ),
-            option(
-                "--queue-wait",
-                "queue_wait_s",
-                env="QUEUE_WAIT",
-                type=float,
-                default=60.0,
-                show_default=True,
-                help="Seconds a request may wait for a free worker.",
-            ),
-            option(
-                "--grace",
-                "grace_s",
-                env="GRACE",
-                type=float,
-                default=30.0,
-                show_default=True,
-                help="Seconds that running answers may go on after SIGTERM.",
-            ),
-            option(
-                "--max-concurrent",
-                env="MAX_CONCURRENT",
-                type=click.IntRange(min=1),
-                default=4096,
-                show_default=True,
-                help="Requests in flight in this process.",
-            ),
-            option(
-                "--log-level",
-                env="LOG_LEVEL",
-                default="info",
-                show_default=True,
-                type=click.Choice(["debug", "info", "warning", "error"]),
-                help="Least level of log lines.",
-            ),
-        )
-    ):
-        command = decorate(command)
-    return command
-
-
-def check_amqp_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """A URL that can be a broker's."""
-    try:
-        if value is not None:
-            parse_url(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return value
+ingress_options = stacked(
+    option("--host", env="HOST", default="127.0.0.1", help="Address to listen on."),
+    option(
+        "--port",
+        env="PORT",
+        type=click.IntRange(0, 65535),
+        default=8000,
+        help="Port to listen on; 0 takes a free one.",
+    ),
+    option(
+        "--api-key",
+        "api_keys",
+        env="API_KEY",
+        multiple=True,
+        help="Accepted key; may be repeated. Without any, no authentication.",
+    ),
+    option(
+        "--profile",
+        env="PROFILE",
+        type=click.Choice(["wafer", "official"]),
+        help="What to follow where the documented API and the official clients differ. "
+        "Default: what --config says, else wafer.",
+    ),
+    option(
+        "--config",
+        env="CONFIG",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="headrace.yaml: models, keys, profile.",
+    ),
+    option(
+        "--queue-wait",
+        "queue_wait_s",
+        env="QUEUE_WAIT",
+        type=float,
+        default=60.0,
+        help="Seconds a request may wait for a free worker.",
+    ),
+    option(
+        "--grace",
+        "grace_s",
+        env="GRACE",
+        type=float,
+        default=30.0,
+        help="Seconds that running answers may go on after SIGTERM.",
+    ),
+    option(
+        "--max-concurrent",
+        env="MAX_CONCURRENT",
+        type=click.IntRange(min=1),
+        default=4096,
+        help="Requests in flight in this process.",
+    ),
+    log_level_option(),
+)
+"""The options of everything that serves HTTP."""
 
 
 def ingress_settings(values: dict[str, Any]) -> IngressSettings:
@@ -161,8 +122,8 @@ def warn_if_open(settings: IngressSettings) -> None:
 @option("--model", env="MODEL", help="Known model, served while no worker has told of itself yet.")
 @option(
     "--amqp-url",
-    callback=check_amqp_url,
     env="AMQP_URL",
+    type=AmqpUrl(),
     required=True,
     help="The broker, such as amqp://user:password@host:5672/vhost.",
 )

@@ -18,10 +18,8 @@ from rich.console import Console
 
 from ingress.app import build_app, build_services
 from ingress.commands import (
-    check_amqp_url,
     ingress_options,
     ingress_settings,
-    option,
     run,
     warn_if_open,
 )
@@ -29,12 +27,13 @@ from ingress.server import Server
 from ingress.settings import IngressSettings
 from schemas import telemetry
 from schemas.model_card import served_id
+from schemas.options import AmqpUrl, option, supervise_option
 from schemas.transport.base import Dispatcher, JobSource
 from schemas.transport.memory import MemoryTransport
 from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource
-from workers.__main__ import parse_engine_args
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
+from workers.options import engine_options
 from workers.settings import WorkerSettings, cache_dir
 from workers.supervisor import supervise
 from workers.trial_model import TRIAL_MODEL_ID, TrialModelError, prepare
@@ -51,61 +50,14 @@ _QUESTION = "What is the capital of France?"
     help="Directory or hub id of the model. Default: a small real model for trying out.",
 )
 @option(
-    "--served-id",
-    "public_id",
-    env="SERVED_ID",
-    help="Public id of the model. Default: the last part of a path, else --model.",
-)
-@option(
-    "--engine",
-    env="ENGINE",
-    type=click.Choice(["sglang", "upstream", "scripted"]),
-    default="sglang",
-    show_default=True,
-    help="What generates tokens. `scripted` is for tests and load.",
-)
-@option(
-    "--upstream-url",
-    env="UPSTREAM_URL",
-    help="Base URL of an OpenAI-compatible server, such as http://host:8001/v1.",
-)
-@option("--upstream-api-key", env="UPSTREAM_API_KEY", help="Key for that server.")
-@option(
     "--amqp-url",
-    callback=check_amqp_url,
     env="AMQP_URL",
+    type=AmqpUrl(),
     help="A broker to share with other processes. Default: none is needed.",
 )
-@option(
-    "--concurrency",
-    env="CONCURRENCY",
-    type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="Requests the engine runs at once; more wait.",
-)
-@option(
-    "--engine-arg",
-    "engine_args",
-    env="ENGINE_ARGS",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=parse_engine_args,
-    help="Any field of SGLang's ServerArgs. May be repeated.",
-)
-@option(
-    "--reasoning-parser",
-    env="REASONING_PARSER",
-    help="How the model marks its reasoning, by SGLang's names. Default: by template.",
-)
-@click.option(
-    "--supervise/--no-supervise",
-    "supervised",
-    default=True,
-    show_default=True,
-    help="Run in a child process that is started again when the engine dies.",
-)
+@engine_options
 @ingress_options
+@supervise_option("the engine")
 def up(
     model: str | None,
     public_id: str | None,

@@ -24,7 +24,7 @@ PURE = (
     "ingress/batch/lifecycle.py",
     "workers/parsing/",
 )
-IMPURE = ("schemas/telemetry.py", "schemas/transport/")
+IMPURE = ("schemas/options.py", "schemas/telemetry.py", "schemas/transport/")
 PURE_ALL_THE_SAME = ("schemas/transport/topology.py",)
 IMPURE_STDLIB = {
     *("asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os"),

@@ -1,0 +1,68 @@
+"""What command lines on both sides have in common: options with an environment twin each.
+
+No command lives here, and no option of one side only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from schemas.transport.rabbit import parse_url
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def option(*names: str, env: str, **kwargs: Any) -> Callable[[F], F]:
+    """A click option with its environment twin, `HEADRACE_` and `env`."""
+    if "default" in kwargs:
+        kwargs.setdefault("show_default", True)
+    return click.option(*names, envvar=f"HEADRACE_{env}", show_envvar=True, **kwargs)
+
+
+def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator; they are listed in this order."""
+
+    def decorate(command: F) -> F:
+        for add in reversed(options):
+            command = add(command)
+        return command
+
+    return decorate
+
+
+class AmqpUrl(click.ParamType[str]):
+    """A URL that can be a broker's."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_url(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
+
+
+def log_level_option() -> Callable[[F], F]:
+    """`--log-level`."""
+    return option(
+        "--log-level",
+        env="LOG_LEVEL",
+        default="info",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="Least level of log lines.",
+    )
+
+
+def supervise_option(what: str) -> Callable[[F], F]:
+    """`--supervise`, on by default."""
+    return click.option(
+        "--supervise/--no-supervise",
+        "supervised",
+        default=True,
+        show_default=True,
+        help=f"Run in a child process that is started again when {what} dies.",
+    )
