@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ingress.dialects.base import Dialect, Encoder
 from ingress.errors import error_response
-from ingress.generation import Generation, Phase
+from ingress.generation import Generation
 from ingress.settings import TimeLimits
 from schemas.delta import Accepted, Completed, Delta
 from schemas.errors import (
@@ -70,8 +70,8 @@ class Answer(Response):
         self._writing = False
         self._committed = False
         self._shutting_down = False
-        self._phase: Phase = generation.phase
         self._wake = asyncio.Event()  # the waiting task has something new to look at
+        generation.on_phase = self._wake.set
 
     def shut_down(self) -> None:
         """The process ends: give up what is left of this answer."""
@@ -185,18 +185,10 @@ class Answer(Response):
         else:
             await self._carry_body(send)
 
-    async def _receive(self) -> Sequence[Delta]:
-        deltas = await self._generation.receive()
-        if self._generation.phase is not self._phase:
-            # Another limit applies from now on, and time may settle the status line earlier.
-            self._phase = self._generation.phase
-            self._wake.set()
-        return deltas
-
     async def _carry_stream(self, send: Send) -> None:
         feed = self._encoder.feed
         while True:
-            deltas = await self._receive()
+            deltas = await self._generation.receive()
             frames = [frame for delta in deltas for frame in feed(delta)]
             ended = type(deltas[-1]) is Completed
             if not self._committed:
@@ -212,7 +204,7 @@ class Answer(Response):
         feed = self._encoder.feed
         last: Delta = Accepted("", 0)
         while type(last) is not Completed:
-            deltas = await self._receive()
+            deltas = await self._generation.receive()
             for delta in deltas:
                 feed(delta)
             last = deltas[-1]

@@ -34,7 +34,7 @@ def dialect_of(path: str) -> Dialect:
     return DIALECTS["chat"]
 
 
-def error_headers(dialect: Dialect, info: ErrorInfo) -> dict[str, str]:
+def error_headers(info: ErrorInfo) -> dict[str, str]:
     """Headers that steer the client's retries.
 
     Source: error catalogue, "Envelopes" and "Retry steering".
@@ -53,7 +53,7 @@ def error_response(dialect: Dialect, info: ErrorInfo, request_id: str) -> Respon
         dialect.error_body(info, request_id),
         status_code=dialect.error_status(info),
         media_type="application/json",
-        headers=error_headers(dialect, info),
+        headers=error_headers(info),
     )
 
 

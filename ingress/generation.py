@@ -8,7 +8,7 @@ drive it the same way. Times are in the event loop's clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -58,6 +58,7 @@ class Generation:
 
     Attributes:
         phase: `queued` until a worker accepted the Job, `prefill` until the first token.
+        on_phase: Called when another phase, and so another limit, begins.
         attempt: The attempt whose Deltas are being delivered.
         finish_reason: Of the first choice that finished; for the log.
         first_token_at: Loop time of `Started`.
@@ -66,6 +67,7 @@ class Generation:
     def __init__(self, dispatcher: Dispatcher, job: Job, limits: TimeLimits) -> None:
         self.job = job
         self.phase: Phase = "queued"
+        self.on_phase: Callable[[], object] = lambda: None
         self.attempt = job.attempt
         self.finish_reason: str | None = None
         self.first_token_at: float | None = None
@@ -182,6 +184,7 @@ class Generation:
                     self._usage = usage
                     deltas.append(delta)
                 case Finished(reason=reason):
+                    self._answered = True
                     self.finish_reason = self.finish_reason or reason
                     deltas.append(delta)
                 case _:
@@ -189,16 +192,20 @@ class Generation:
                     deltas.append(delta)
         return None
 
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        self.on_phase()
+
     def _accepted(self, delta: Accepted, deltas: list[Delta]) -> None:
-        self.phase = "prefill"
         self.worker = delta.worker
         self._input_tokens = delta.input_tokens
         if self.accepted_at is None:
             self.accepted_at = self._loop.time()
             deltas.append(delta)
+        self._enter("prefill")
 
     def _started(self, delta: Started, deltas: list[Delta]) -> None:
-        self.phase = "decode"
+        self._enter("decode")
         self._input_tokens = delta.input_tokens
         self._cached_tokens = delta.cached_tokens
         if self.first_token_at is None:
@@ -227,8 +234,8 @@ class Generation:
         if self._strikes >= MAX_STRIKES:
             raise GenerationFailed("This request could not be completed on any worker.")
         self.attempt += 1
-        self.phase = "queued"
         self._queued_at = self._loop.time()
+        self._enter("queued")
         self._output_tokens = 0
         self._checker = ReplyChecker(self.job.sampling.n)
         self._sequence.begin_attempt(self.attempt)

@@ -7,7 +7,6 @@ rest is told that the server shuts down. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable
 from types import FrameType
 
@@ -75,8 +74,3 @@ class Server(uvicorn.Server):
                 self._services.settings.grace_s, self._services.end_answers
             )
         super().handle_exit(sig, frame)
-
-
-def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that end a server."""
-    return (signal.SIGTERM, signal.SIGINT)

@@ -162,8 +162,6 @@ Delta: TypeAlias = (
     | Interrupted
 )
 
-TERMINALS = (Completed, Failed, Interrupted)
-
 
 OUT_OF_BAND = -1
 """`seq` of a message from a worker that does not run the attempt: it got the Job again although

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any, Final
 
 import orjson
@@ -17,17 +18,33 @@ import structlog
 REQUEST_COMPLETED: Final = "request.completed"
 """The canonical line: one per request, whatever its end."""
 
-JOB_ACCEPTED: Final = "job.accepted"
-JOB_COMPLETED: Final = "job.completed"
+
 JOB_FAILED: Final = "job.failed"
 JOB_CANCELLED: Final = "job.cancelled"
 JOB_INTERRUPTED: Final = "job.interrupted"
-JOB_DEAD_LETTERED: Final = "job.dead_lettered"
 JOB_REDELIVERED: Final = "job.redelivered"
-REPLY_RETURNED: Final = "reply.returned"
-BROKER_RECONNECTED: Final = "broker.reconnected"
 WORKER_READY: Final = "worker.ready"
 WORKER_DRAINING: Final = "worker.draining"
+
+_MAX_FRAMES: Final = 30
+
+
+def _locate_exception(_: Any, __: str, event: structlog.typing.EventDict) -> Any:
+    """Replace an exception by its type and where it came from.
+
+    Its text is left out: libraries quote what they were given, and that may be a prompt.
+    """
+    given = event.pop("exc_info", None)
+    if given is True:
+        given = sys.exc_info()
+    error = given[1] if isinstance(given, tuple) else given
+    if isinstance(error, BaseException):
+        event["error"] = type(error).__name__
+        event["frames"] = [
+            f"{frame.filename}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+        ]
+    return event
 
 
 def _render_json(_: Any, __: str, event: structlog.typing.EventDict) -> str:
@@ -47,12 +64,10 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
+        _locate_exception,
     ]
     renderer: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, _render_json]
-        if json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())]
+        [_render_json] if json else [structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())]
     )
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -64,7 +79,7 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared[:-1], structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
         )
     )

@@ -185,7 +185,7 @@ class _Run:
             log.warning(
                 telemetry.JOB_FAILED,
                 job_id=self._job.job_id,
-                code=error.code if hasattr(error, "code") else None,
+                code=error.info().code,
                 diagnostic=error.diagnostic,
             )
         self.send((Failed(error.info(), self.usage()),))

@@ -221,3 +221,32 @@ async def test_closing_cancels_the_job(worker_and_generation: Pair) -> None:
     assert worker.delivery is not None
     async with asyncio.timeout(5):
         await worker.delivery.cancelled.wait()
+
+
+async def test_every_phase_is_told_also_between_attempts(worker_and_generation: Pair) -> None:
+    worker, generation = worker_and_generation
+    phases: list[str] = []
+    generation.on_phase = lambda: phases.append(generation.phase)
+    collecting = asyncio.create_task(collect(generation))
+    await worker.take()
+    worker.say(Accepted("w", 3))
+    worker.say(Interrupted("draining"))
+    await worker.take()
+    assert phases == ["prefill", "queued"]
+    at, _ = generation.limit()
+    loop = asyncio.get_running_loop()
+    assert at - loop.time() <= TimeLimits().queue_wait_s
+    worker.say(*STARTED, *ENDING)
+    await collecting
+    assert phases == ["prefill", "queued", "prefill", "decode"]
+
+
+async def test_a_finished_choice_is_part_of_the_answer(worker_and_generation: Pair) -> None:
+    worker, generation = worker_and_generation
+    await worker.take()
+    worker.say(*STARTED, Finished(0, FinishReason.STOP))
+    worker.say(Interrupted("draining"))
+    async with asyncio.timeout(5):
+        await generation.receive()
+        with pytest.raises(WorkerFailed):
+            await generation.receive()
