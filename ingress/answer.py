@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -37,11 +37,15 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),  # nginx passes the stream on as it comes
 ]
 
+IGNORED_HEADER = b"x-headrace-ignored"
+"""Names what of a request had no effect, where the dialect profile wants that said."""
+
 
 class Answer(Response):
     """The response to one inference request.
 
     Args:
+        ignored: Fields of the request that have no effect, to be named in a header.
         on_end: Called once with the HTTP status and the error, if any, when all is over.
     """
 
@@ -54,6 +58,7 @@ class Answer(Response):
         stream: bool,
         request_id: str,
         limits: TimeLimits,
+        ignored: Sequence[str] = (),
         on_end: Callable[[int, ErrorInfo | None], None],
     ) -> None:
         self.background = None
@@ -63,6 +68,7 @@ class Answer(Response):
         self._stream = stream
         self._request_id = request_id
         self._limits = limits
+        self._ignored_header = [(IGNORED_HEADER, ", ".join(ignored).encode())] if ignored else []
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
@@ -213,6 +219,7 @@ class Answer(Response):
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
+            *self._ignored_header,
         ]
         await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
         await self._send_body(send, body, more=False)
@@ -223,7 +230,12 @@ class Answer(Response):
         self._committed = True
         opening = [*self._encoder.open(), *(frames or ())]
         await self._write(
-            send, {"type": "http.response.start", "status": 200, "headers": SSE_HEADERS}
+            send,
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*SSE_HEADERS, *self._ignored_header],
+            },
         )
         await self._send_body(send, b"".join(opening), more=more)
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ingress.dialects.base import Profile
+from ingress.dialects.profile import ProfileName
 from schemas.job import Effort
 from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
 
@@ -89,7 +89,7 @@ class Config(_Section):
 
     models: tuple[ModelConfig, ...] = ()
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
-    profile: Profile | None = None
+    profile: ProfileName | None = None
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Config:

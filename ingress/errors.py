@@ -29,7 +29,7 @@ log = structlog.get_logger()
 def dialect_of(path: str) -> Dialect:
     """Whose envelope errors on this path have."""
     for dialect in DIALECTS.values():
-        if path == dialect.path:
+        if path == dialect.path or path.startswith(f"{dialect.path}/"):
             return dialect
     return DIALECTS["chat"]
 

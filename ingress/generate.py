@@ -20,6 +20,7 @@ from ingress.answer import Answer
 from ingress.auth import Authenticator, Principal
 from ingress.catalog import Catalog
 from ingress.dialects.base import Dialect, JobContext, Stamp
+from ingress.dialects.profile import PROFILES
 from ingress.generation import Generation, outcome_of
 from ingress.metrics import IngressMetrics
 from ingress.settings import IngressSettings
@@ -87,7 +88,8 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         )
     now = time.time()
     response_id = secrets.token_hex(16)
-    job = dialect.normalise(
+    profile = PROFILES[settings.profile]
+    normalised = dialect.normalise(
         wanted,
         card,
         JobContext(
@@ -96,9 +98,10 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
             now=now,
             deadline=now + settings.limits.total_s,
             queue_deadline=now + settings.limits.queue_wait_s,
-            profile=settings.profile,
+            profile=profile,
         ),
     )
+    job = normalised.job
     services.catalog.require_worker(card)
     slot = services.admission.acquire()
     generation = Generation(services.dispatcher, job, settings.limits)
@@ -107,7 +110,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         created=int(now),
         model=card.id,
         request_id=request_id,
-        profile=settings.profile,
+        profile=profile,
     )
     record = _Record(
         services,
@@ -125,6 +128,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         stream=wanted.stream,
         request_id=request_id,
         limits=settings.limits,
+        ignored=normalised.ignored,
         on_end=record.end,
     )
     record.answer = answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingress.config import Config
-from ingress.dialects.base import Profile
+from ingress.dialects.profile import ProfileName
 
 
 class TimeLimits(BaseModel):
@@ -61,7 +61,7 @@ class IngressSettings(BaseModel):
     model: str | None = None
     config: Config = Config()
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
-    profile: Profile = "wafer"
+    profile: ProfileName = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
     max_concurrent: int = Field(default=4096, gt=0)
     grace_s: float = Field(default=120.0, ge=0)

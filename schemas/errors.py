@@ -32,6 +32,19 @@ class ErrorKind(StrEnum):
     TIMEOUT = "timeout"
 
 
+class ContextOverflow(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much a prompt did not fit, in tokens; dialects word it differently.
+
+    Attributes:
+        output_tokens: The output limit that had to fit beside the prompt; 0 if the prompt alone is
+            too long.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    context_length: int
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The wire form of an error.
 
@@ -44,6 +57,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         retryable: Whether the same request may succeed later; None leaves it to the status.
         retry_after_s: Whole seconds for `Retry-After`.
         headers: Further response headers, such as `Allow`.
+        overflow: Of `context_length_exceeded` only.
     """
 
     code: str
@@ -54,6 +68,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retryable: bool | None = None
     retry_after_s: int | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    overflow: ContextOverflow | None = None
 
 
 class ServingError(Exception):
@@ -148,16 +163,75 @@ class UnsupportedParameter(RequestError):
     code = "unsupported_parameter"
 
 
-class InvalidGrammar(RequestError):
-    code = "invalid_grammar"
+class UnsupportedInputItem(RequestError):
+    code = "unsupported_input_item"
+
+
+class InvalidTool(RequestError):
+    code = "invalid_tool"
+
+
+class ToolSchemaInvalid(RequestError):
+    code = "tool_schema_invalid"
+
+
+class ToolChoiceUnknownTool(RequestError):
+    code = "tool_choice_unknown_tool"
+
+
+class JsonSchemaRefsRemote(RequestError):
+    code = "json_schema_refs_remote"
+
+
+class JsonSchemaRefsUnresolvable(RequestError):
+    code = "json_schema_refs_unresolvable"
+
+
+class JsonSchemaRefsRecursive(RequestError):
+    code = "json_schema_refs_recursive"
+
+
+class JsonSchemaRefsTooLarge(RequestError):
+    code = "json_schema_refs_too_large"
 
 
 class InvalidJsonSchema(RequestError):
     code = "invalid_json_schema"
 
 
+class InvalidGrammar(RequestError):
+    code = "invalid_grammar"
+
+
+class InvalidPrompt(RequestError):
+    code = "invalid_prompt"
+
+
 class ContextLengthExceeded(RequestError):
+    """Prompt, or prompt and output limit, exceed the window; None where nobody tells the figures.
+
+    Some clients know this error by the words "maximum context length".
+    """
+
     code = "context_length_exceeded"
+
+    def __init__(
+        self, overflow: ContextOverflow | None = None, *, diagnostic: str | None = None
+    ) -> None:
+        message = "The request exceeds this model's maximum context length."
+        if overflow is not None:
+            needs = f"{overflow.prompt_tokens} for the prompt"
+            if overflow.output_tokens:
+                needs += f" and {overflow.output_tokens} for the output"
+            message = (
+                f"This model's maximum context length is {overflow.context_length} tokens, but the "
+                f"request needs {needs}."
+            )
+        super().__init__(message, diagnostic=diagnostic)
+        self.overflow = overflow
+
+    def info(self) -> ErrorInfo:
+        return msgspec.structs.replace(super().info(), overflow=self.overflow)
 
 
 class ModelRequestRejected(RequestError):
@@ -182,10 +256,29 @@ class ModelAccessDenied(RequestError):
     code = "model_access_denied"
 
 
+class AccountDisabled(RequestError):
+    kind = ErrorKind.PERMISSION
+    status = 403
+    code = "account_disabled"
+
+
+class InsufficientCredits(RequestError):
+    kind = ErrorKind.BILLING
+    status = 402
+    code = "insufficient_credits"
+    retryable = False
+
+
 class ModelNotFound(RequestError):
     kind = ErrorKind.NOT_FOUND
     status = 404
     code = "model_not_found"
+
+
+class EndpointNotSupported(RequestError):
+    kind = ErrorKind.NOT_FOUND
+    status = 404
+    code = "endpoint_not_supported"
 
 
 class NotFound(RequestError):
@@ -226,6 +319,13 @@ class ConcurrencyLimitExceeded(RequestError):
     kind = ErrorKind.RATE_LIMIT
     status = 429
     code = "concurrency_limit_exceeded"
+    default_retry_after_s = 1
+
+
+class RateLimitExceeded(RequestError):
+    kind = ErrorKind.RATE_LIMIT
+    status = 429
+    code = "rate_limit_exceeded"
     default_retry_after_s = 1
 
 

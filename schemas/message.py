@@ -30,7 +30,19 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
     data: bytes
 
 
-Part: TypeAlias = TextPart | ImagePart
+class ImageLink(msgspec.Struct, frozen=True, kw_only=True, tag="image_link"):
+    """An image still to be read; an `ImagePart` takes its place before the Job leaves the ingress.
+
+    Attributes:
+        url: A `data:` or `https:` URL, not yet checked.
+        param: Where the request has it, for errors.
+    """
+
+    url: str
+    param: str
+
+
+Part: TypeAlias = TextPart | ImagePart | ImageLink
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@
     choice  := (ReasoningDelta | TextDelta | ToolCallStarted ArgumentsDelta*)* Finished
 
 Nothing follows an end. A call's identity precedes its arguments, calls are numbered from 0 in
-order, and arguments belong to the latest call. Every choice finishes before `Completed`.
+order, and arguments follow the call they belong to. Every choice finishes before `Completed`.
 
 A reply is one attempt, or several: attempt n+1 begins after attempt n was interrupted. The owner of
 a reply numbers attempts; `SequenceChecker` refuses messages out of order, `ReplyChecker` Deltas out
@@ -44,13 +44,14 @@ class ReplyChecker:
         choices: How many choices the Job asked for.
     """
 
-    __slots__ = ("_calls", "_choices", "_finished", "state")
+    __slots__ = ("_calls", "_choices", "_finished", "_in_call", "state")
 
     def __init__(self, choices: int) -> None:
         self.state: State = "idle"
         self._choices = choices
         self._finished: set[int] = set()
         self._calls = [0] * choices
+        self._in_call = [False] * choices
 
     def feed(self, delta: Delta) -> None:
         """Take the next Delta.
@@ -61,13 +62,18 @@ class ReplyChecker:
         match delta:
             case TextDelta() | ReasoningDelta():
                 self._open_choice(delta.choice, delta)
+                self._in_call[delta.choice] = False
             case ToolCallStarted():
                 self._open_choice(delta.choice, delta)
                 self._require(delta.call == self._calls[delta.choice], delta)
                 self._calls[delta.choice] += 1
+                self._in_call[delta.choice] = True
             case ArgumentsDelta():
                 self._open_choice(delta.choice, delta)
-                self._require(delta.call == self._calls[delta.choice] - 1, delta)
+                self._require(
+                    self._in_call[delta.choice] and delta.call == self._calls[delta.choice] - 1,
+                    delta,
+                )
             case Finished():
                 self._open_choice(delta.choice, delta)
                 self._finished.add(delta.choice)

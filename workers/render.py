@@ -18,7 +18,7 @@ import msgspec
 
 from schemas.errors import ModelRequestRejected, UnsupportedValue
 from schemas.job import ChatPrompt, Effort, Job, Reasoning
-from schemas.message import ImagePart, Message, ToolCall, ToolSpec
+from schemas.message import ImageLink, ImagePart, Message, ToolCall, ToolSpec
 from schemas.model_card import ReasoningSupport
 
 _REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
@@ -240,7 +240,7 @@ def _reasoning_variables(reasoning: Reasoning) -> dict[str, Any]:
 
 def _as_mapping(message: Message) -> dict[str, Any]:
     """A message as templates know it. No content at all is always the empty string."""
-    if any(isinstance(part, ImagePart) for part in message.parts):
+    if any(isinstance(part, ImagePart | ImageLink) for part in message.parts):
         raise UnsupportedValue("This model does not take images.", param="messages")
     fields: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.reasoning:

@@ -33,6 +33,7 @@ from schemas.delta import (
 )
 from schemas.errors import (
     ContextLengthExceeded,
+    ContextOverflow,
     GenerationFailed,
     ModelOverloaded,
     ServingError,
@@ -76,8 +77,11 @@ def fit_output_limit(limit: OutputLimit, prompt_tokens: int, context_length: int
         wanted = min(limit.fallback_tokens, room)
     if room < 1 or wanted > room:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {context_length} tokens, but the request "
-            f"needs {prompt_tokens} for the prompt and {limit.max_tokens} for the output."
+            ContextOverflow(
+                prompt_tokens=prompt_tokens,
+                output_tokens=limit.max_tokens if limit.fallback_tokens is None else 0,
+                context_length=context_length,
+            )
         )
     return wanted
 

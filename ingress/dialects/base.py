@@ -9,17 +9,15 @@ none knows of another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from ingress.dialects.profile import WAFER, Profile
 from schemas.delta import Delta
 from schemas.errors import ErrorInfo
 from schemas.job import Job
 from schemas.model_card import ModelCard
-
-Profile: TypeAlias = Literal["wafer", "official"]
-"""Where the documented API and the official clients exclude each other: which one to follow."""
 
 Frame: TypeAlias = bytes
 """One complete SSE record, ready for the socket."""
@@ -33,14 +31,14 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
         created: Unix seconds.
         model: The model's id in catalogue spelling.
         request_id: As in the `x-request-id` header.
-        profile: See `Profile`.
+        profile: Of the deployment.
     """
 
     response_id: str
     created: int
     model: str
     request_id: str
-    profile: Profile = "wafer"
+    profile: Profile = WAFER
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +53,19 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     deadline: float
     queue_deadline: float
-    profile: Profile = "wafer"
+    profile: Profile = WAFER
+
+
+class Normalised(msgspec.Struct, frozen=True, kw_only=True):
+    """A Job, and what of the request is not in it.
+
+    Attributes:
+        ignored: Fields that the request set and that have no effect, by path. They are named in
+            the response header `x-headrace-ignored`.
+    """
+
+    job: Job
+    ignored: tuple[str, ...] = ()
 
 
 class DialectRequest(Protocol):
@@ -97,7 +107,7 @@ class Dialect(Protocol):
 
     Attributes:
         name: `chat`, `responses`, `messages`, `completions`.
-        path: Its route.
+        path: Its route. Errors on it, and on everything below it, have this dialect's shape.
     """
 
     name: ClassVar[str]
@@ -111,8 +121,8 @@ class Dialect(Protocol):
         """
         ...
 
-    def normalise(self, request: Any, card: ModelCard, context: JobContext) -> Job:
-        """The Job a request means for a model.
+    def normalise(self, request: Any, card: ModelCard, context: JobContext) -> Normalised:
+        """The Job a request means for a model. Its images are still links.
 
         Raises:
             RequestError: The model cannot do what is asked.
@@ -124,3 +134,26 @@ class Dialect(Protocol):
     def error_body(self, error: ErrorInfo, request_id: str) -> bytes: ...
 
     def error_status(self, error: ErrorInfo) -> int: ...
+
+
+@runtime_checkable
+class CountingDialect(Dialect, Protocol):
+    """A dialect that also counts the tokens of a prompt.
+
+    Attributes:
+        count_path: The route of counting.
+    """
+
+    count_path: ClassVar[str]
+
+    def parse_count(self, body: Any) -> DialectRequest:
+        """Typed request from decoded JSON; as `parse`, but without what only generating needs.
+
+        Raises:
+            RequestError: Wrong shape; `param` names the field.
+        """
+        ...
+
+    def count_body(self, input_tokens: int) -> bytes:
+        """The answer to a request to count."""
+        ...

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from ingress.dialects import envelope
-from ingress.dialects.base import JobContext, Profile, Stamp
+from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.chat_encoder import ChatEncoder
 from ingress.dialects.chat_request import (
     AssistantMessage,
@@ -25,6 +25,8 @@ from ingress.dialects.chat_request import (
 )
 from ingress.dialects.effort import Wish, resolve
 from ingress.dialects.output_limit import output_limit
+from ingress.dialects.profile import Profile
+from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.validation import validate
 from schemas.errors import (
     ErrorInfo,
@@ -74,11 +76,11 @@ class Chat:
     def parse(self, body: Any) -> ChatRequest:
         return validate(ChatRequest, body)
 
-    def normalise(self, request: ChatRequest, card: ModelCard, context: JobContext) -> Job:
+    def normalise(self, request: ChatRequest, card: ModelCard, context: JobContext) -> Normalised:
         _refuse_unserved(request, card)
         _check_capabilities(request, card)
         reasoning = resolve(_reasoning_wish(request, context.profile), card.capabilities.reasoning)
-        return Job(
+        job = Job(
             job_id=context.job_id,
             request_id=context.request_id,
             model=card.id,
@@ -92,6 +94,7 @@ class Chat:
             deadline=context.deadline,
             queue_deadline=context.queue_deadline,
         )
+        return Normalised(job=job, ignored=ignored_sampling(request, card, context.profile))
 
     def encoder(self, request: ChatRequest, job: Job, stamp: Stamp) -> ChatEncoder:
         options = request.stream_options
@@ -173,7 +176,7 @@ def _reasoning_wish(request: ChatRequest, profile: Profile) -> Wish | None:
         ("reasoning.effort", request.reasoning.effort if request.reasoning else None),
     )
     for param, effort in spelled:
-        if effort == "minimal" and profile == "wafer":
+        if effort == "minimal" and not profile.minimal_effort:
             raise UnsupportedValue(
                 f"`{param}` must be one of 'none', 'low', 'medium', 'high', 'xhigh' or 'max'.",
                 param=param,

@@ -114,7 +114,7 @@ class ChatEncoder:
         self._stamp = stamp
         self._with_logprobs = job.sampling.logprobs
         self._top_logprobs = job.sampling.top_logprobs
-        self._sends_usage = include_usage or stamp.profile == "wafer"
+        self._sends_usage = include_usage or stamp.profile.usage_unasked
         self._service_tier = service_tier
         self._usage: Usage | None = None
 
@@ -292,7 +292,7 @@ class ChatEncoder:
         self._usage = delta.usage
         if not self._sends_usage:
             return (sse.DONE,)
-        usage = wire_json.encode(usage_object(delta.usage))
+        usage = wire_json.encode(envelope.usage_object(delta.usage))
         return (self._chunk_head + b'],"usage":' + usage + b"}" + sse.END, sse.DONE)
 
     def body(self) -> bytes:
@@ -302,7 +302,7 @@ class ChatEncoder:
             {
                 **self._fields("chat.completion"),
                 "choices": [self._choice_object(choice) for choice in self._choices],
-                "usage": usage_object(self._usage),
+                "usage": envelope.usage_object(self._usage),
             }
         )
 
@@ -373,13 +373,3 @@ def _logprob_entry(token: TokenLogprob, top: int) -> dict[str, Any]:
 def _clamp(logprob: float) -> float:
     # Written so that NaN, which JSON lacks, is clamped too.
     return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.input_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.input_tokens + usage.output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }

@@ -1,8 +1,9 @@
-"""The error envelope of the OpenAI dialects.
+"""What the OpenAI dialects say alike: their error envelope, and the usage of the two older ones.
 
-Shared by every dialect whose clients are OpenAI's; it knows errors and nothing of the request.
+It knows errors and usage, and nothing of the request.
 
-Source: error catalogue, sections 1 (envelopes) and 2 (type per status).
+Source: error catalogue, sections 1 (envelopes) and 2 (type per status); Chat Completions, section
+6 (usage).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from ingress.dialects import sse, wire_json
 from ingress.dialects.base import Frame
+from schemas.delta import Usage
 from schemas.errors import ErrorInfo, ErrorKind
 
 _TYPES = {
@@ -45,3 +47,14 @@ def error_body(error: ErrorInfo, request_id: str) -> bytes:
 def error_record(error: ErrorInfo, request_id: str) -> Frame:
     """The record that ends a stream which has failed; nothing may follow it."""
     return sse.data(error_body(error, request_id))
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Usage of chat and text completions."""
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }

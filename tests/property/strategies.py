@@ -87,7 +87,7 @@ stops = st.none() | texts | token_ids
 def choices(draw: st.DrawFn, choice: int) -> list[Delta]:
     """What one choice says, up to and with its end."""
     said: list[Delta] = []
-    call = -1
+    call, in_call = -1, False
     for sort in draw(st.lists(st.sampled_from(["text", "reasoning", "tool", "more"]), max_size=6)):
         if sort == "text":
             said.append(TextDelta(choice, draw(texts), draw(tuples_of(logprobs, 2))))
@@ -96,8 +96,9 @@ def choices(draw: st.DrawFn, choice: int) -> list[Delta]:
         elif sort == "tool":
             call += 1
             said.append(ToolCallStarted(choice, call, draw(names)))
-        elif call >= 0:
+        elif in_call:
             said.append(ArgumentsDelta(choice, call, draw(texts)))
+        in_call = (in_call and sort == "more") or sort == "tool"
     said.append(Finished(choice, draw(finish_reasons), draw(stops)))
     return said
 

@@ -143,7 +143,7 @@ def encode(deltas: Sequence[Delta], *, with_logprobs: bool = False) -> tuple[lis
     if with_logprobs:
         body["top_logprobs"] = 20
     request = chat.parse(body)
-    encoder = chat.encoder(request, chat.normalise(request, CARD, CONTEXT), STAMP)
+    encoder = chat.encoder(request, chat.normalise(request, CARD, CONTEXT).job, STAMP)
     frames = [*encoder.open()]
     for delta in deltas:
         checker.feed(delta)

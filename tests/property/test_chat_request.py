@@ -60,7 +60,7 @@ bodies = st.fixed_dictionaries(
 def outcome(body: Any) -> Job | RequestError:
     chat = Chat()
     try:
-        return chat.normalise(chat.parse(body), CARD, CONTEXT)
+        return chat.normalise(chat.parse(body), CARD, CONTEXT).job
     except RequestError as error:
         return error
 

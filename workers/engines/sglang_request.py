@@ -15,7 +15,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from schemas.errors import ContextLengthExceeded, UnsupportedValue
+from schemas.errors import ContextLengthExceeded, ContextOverflow, UnsupportedValue
 from schemas.job import ChatPrompt, Job
 from schemas.sampling import (
     Constraint,
@@ -63,8 +63,11 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
     prompt = len(request.prompt_ids)
     if prompt > facts.max_prompt_tokens or prompt + request.max_tokens > facts.context_length:
         raise ContextLengthExceeded(
-            f"This model's maximum context length is {facts.context_length} tokens, but the "
-            f"request needs {prompt} for the prompt and {request.max_tokens} for the output."
+            ContextOverflow(
+                prompt_tokens=prompt,
+                output_tokens=request.max_tokens,
+                context_length=facts.context_length,
+            )
         )
     if not prompt:
         raise UnsupportedValue("The prompt is empty.", param="prompt")

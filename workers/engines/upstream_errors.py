@@ -47,9 +47,7 @@ def refusal(status: int, body: bytes, retry_after: str | None = None) -> Serving
     }
     diagnostic = f"upstream answered {status} {names}"
     if names.get("code") == "context_length_exceeded":
-        return ContextLengthExceeded(
-            "The request does not fit this model's context window.", diagnostic=diagnostic
-        )
+        return ContextLengthExceeded(diagnostic=diagnostic)
     match status:
         case 400 | 413 | 422:
             return ModelRequestRejected("The model rejected the request.", diagnostic=diagnostic)

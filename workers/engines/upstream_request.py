@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from schemas.errors import UnsupportedParameter
 from schemas.job import ChatPrompt
-from schemas.message import ImagePart, Message, TextPart, ToolSpec
+from schemas.message import ImageLink, ImagePart, Message, TextPart, ToolSpec
 from schemas.sampling import JsonObject, JsonSchema, SamplingParams
 from workers.engines.base import EngineRequest
 
@@ -62,7 +62,7 @@ def request_body(request: EngineRequest, model: str) -> dict[str, Any]:
 def _message(message: Message) -> dict[str, Any]:
     content: str | list[dict[str, Any]] | None = message.text
     if any(isinstance(part, ImagePart) for part in message.parts):
-        content = [_part(part) for part in message.parts]
+        content = [_part(part) for part in message.parts if not isinstance(part, ImageLink)]
     elif not message.parts and message.tool_calls:
         content = None
     out: dict[str, Any] = {"role": message.role, "content": content}

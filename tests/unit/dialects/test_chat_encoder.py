@@ -5,9 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from ingress.dialects.base import Profile, Stamp
+from ingress.dialects.base import Stamp
 from ingress.dialects.chat import Chat
 from ingress.dialects.chat_encoder import ChatEncoder
+from ingress.dialects.profile import OFFICIAL, WAFER, Profile
 from schemas.delta import (
     Completed,
     Finished,
@@ -24,14 +25,14 @@ from tests.unit.dialects.transcripts import CARD, CONTEXT
 USAGE = Usage(7, 0, 2, 0)
 
 
-def encoder(*, profile: Profile = "wafer", **fields: Any) -> ChatEncoder:
+def encoder(*, profile: Profile = WAFER, **fields: Any) -> ChatEncoder:
     chat = Chat()
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
     request = chat.parse(body)
     stamp = Stamp(
         response_id="0" * 32, created=5, model="GLM-5.3", request_id="req_1", profile=profile
     )
-    return chat.encoder(request, chat.normalise(request, CARD, CONTEXT), stamp)
+    return chat.encoder(request, chat.normalise(request, CARD, CONTEXT).job, stamp)
 
 
 def stream(encoder: ChatEncoder) -> list[Any]:
@@ -64,9 +65,9 @@ def test_other_chunks_say_usage_null_only_when_usage_was_asked_for() -> None:
 
 
 def test_profile_official_sends_usage_only_when_asked() -> None:
-    asked = stream(encoder(profile="official", stream_options={"include_usage": True}))
+    asked = stream(encoder(profile=OFFICIAL, stream_options={"include_usage": True}))
     assert asked[-2]["usage"]["total_tokens"] == 9
-    unasked = stream(encoder(profile="official"))
+    unasked = stream(encoder(profile=OFFICIAL))
     assert unasked[-1] is None
     assert unasked[-2]["choices"][0]["finish_reason"] == "stop"
 
@@ -94,7 +95,7 @@ def test_call_ids_differ_between_calls_choices_and_answers() -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 2}
         request = chat.parse(body)
         stamp = Stamp(response_id=response_id, created=5, model="m", request_id="r")
-        encoder = chat.encoder(request, chat.normalise(request, CARD, CONTEXT), stamp)
+        encoder = chat.encoder(request, chat.normalise(request, CARD, CONTEXT).job, stamp)
         for choice in (0, 1):
             encoder.feed(ToolCallStarted(choice, 0, "f"))
             encoder.feed(ToolCallStarted(choice, 1, "f"))

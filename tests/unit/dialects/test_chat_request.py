@@ -9,6 +9,7 @@ import pytest
 from ingress.dialects.base import JobContext
 from ingress.dialects.chat import Chat
 from ingress.dialects.chat_request import ChatRequest
+from ingress.dialects.profile import OFFICIAL as OFFICIAL_PROFILE
 from schemas.codec import decode_job, encode_job
 from schemas.errors import RequestError
 from schemas.job import ChatPrompt, Job, Reasoning
@@ -24,7 +25,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
 
 def normalise(body: Any, card: ModelCard = CARD, context: JobContext = CONTEXT) -> Job:
     chat = Chat()
-    job = chat.normalise(chat.parse(body), card, context)
+    job = chat.normalise(chat.parse(body), card, context).job
     assert decode_job(encode_job(job)) == job, "every Job must survive the broker"
     return job
 
@@ -474,7 +475,7 @@ def test_output_length(fields: dict[str, Any], limit: OutputLimit) -> None:
 
 # --- Reasoning -----------------------------------------------------------------------------------
 
-OFFICIAL = msgspec.structs.replace(CONTEXT, profile="official")
+OFFICIAL = msgspec.structs.replace(CONTEXT, profile=OFFICIAL_PROFILE)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def request_body(dialect: str, deltas: Sequence[Delta]) -> dict[str, object]:
 def play(dialect: Dialect, deltas: Sequence[Delta]) -> tuple[bytes, bytes]:
     """The whole stream, and the body of the unstreamed answer or of the error."""
     request = dialect.parse(request_body(dialect.name, deltas))
-    job = dialect.normalise(request, CARD, CONTEXT)
+    job = dialect.normalise(request, CARD, CONTEXT).job
     encoder = dialect.encoder(request, job, STAMP)
     frames = [*encoder.open()]
     for delta in deltas:
