@@ -1,0 +1,80 @@
+"""Custom tools: what the model is offered, and its arguments unwrapped."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingress.dialects.custom_tools import InputUnwrapper, custom_tool, wrap_input
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+cuts = st.lists(st.integers(0, 200), max_size=8)
+
+
+def unwrap(arguments: str, at: list[int] | None = None) -> str:
+    unwrapper = InputUnwrapper()
+    edges = sorted({0, len(arguments), *(cut for cut in at or () if cut < len(arguments))})
+    said = [unwrapper.feed(arguments[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return "".join([*said, unwrapper.finish()])
+
+
+@given(texts, st.booleans(), cuts)
+def test_the_input_comes_back_however_its_json_is_cut(
+    text: str, escaped: bool, at: list[int]
+) -> None:
+    assert unwrap(json.dumps({"input": text}, ensure_ascii=escaped), at) == text
+    assert unwrap(wrap_input(text), at) == text
+
+
+@given(st.text('\\ud83dDEn"{}:input x1', max_size=30), cuts)
+def test_cutting_anything_elsewhere_changes_nothing(inside: str, at: list[int]) -> None:
+    for arguments in (inside, f'{{"input":"{inside}"}}', f'{{"input":"{inside}'):
+        assert unwrap(arguments, at) == unwrap(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input":"a\\nb"}', "a\nb"),
+        ('{"input":"a\nb"}', "a\nb"),
+        (' { "input" : "\\ud83d\\ude00" } ', "😀"),
+        ('{"input":"x\\ud83d!"}', "x\ufffd!"),
+        ('{"input":"x\\ud83d\\u0041"}', "x\ufffdA"),
+        ('{"why":"so","input":"late"}', "late"),
+        ('{"other":1}', '{"other":1}'),
+        ("plain words", "plain words"),
+        ("{}", ""),
+        ("", ""),
+        # cut off
+        ('{"input":"half a wo', "half a wo"),
+        ('{"input":"half \\u00', "half "),
+        ('{"input":"half \\ud83d\\ud', "half "),
+        ('{"input":"half \\', "half "),
+        ('{"inp', '{"inp'),
+        # no JSON string
+        ('{"input":"a\\qb"}', 'a\\qb"}'),
+    ],
+)
+def test_unwrapped(arguments: str, text: str) -> None:
+    assert unwrap(arguments) == text
+    assert unwrap(arguments, list(range(len(arguments)))) == text
+
+
+def test_text_comes_before_its_string_ends() -> None:
+    unwrapper = InputUnwrapper()
+    assert unwrapper.feed('{"input":"*** Begin') == "*** Begin"
+    assert unwrapper.feed(" Patch\\") == " Patch"
+    assert unwrapper.feed('n+a"}') == "\n+a"
+    assert unwrapper.finish() == ""
+
+
+def test_the_model_is_told_of_a_grammar() -> None:
+    plain = custom_tool("apply", "Applies.")
+    assert (plain.name, plain.description, plain.strict) == ("apply", "Applies.", True)
+    assert plain.parameters is not None
+    assert plain.parameters["required"] == ["input"]
+    told = custom_tool("apply", None, "start: LINE+").description
+    assert told == "`input` must follow this grammar:\nstart: LINE+"
+    both = custom_tool("apply", "Applies.", "start: LINE+").description
+    assert both == f"Applies.\n\n{told}"
