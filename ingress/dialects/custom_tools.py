@@ -8,7 +8,6 @@ Source: Chat Completions, section 8 (`custom`); Responses, custom tools.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Final
 
@@ -36,6 +35,10 @@ _WHOLE: Final = re.compile(
     r")*"
 )
 """As much of a JSON string's inside as is certain, whatever follows."""
+
+_ESCAPE: Final = re.compile(
+    rf"{_HIGH}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|\\u[0-9a-fA-F]{{4}}|\\.", re.DOTALL
+)
 
 _CUT: Final = re.compile(rf"\\(?:u[0-9a-fA-F]{{0,3}})?|{_HIGH}(?:\\(?:u(?:[dD][c-fC-F]?.?)?)?)?")
 """What an escape looks like that ends too early."""
@@ -110,8 +113,11 @@ class InputUnwrapper:
 
 
 def _decoded(inside: str) -> str:
-    if "\\" not in inside:
-        return inside
-    text: str = json.loads(f'"{inside}"', strict=False)
-    # A lone half cannot be sent.
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _ESCAPE.sub(_character, inside) if "\\" in inside else inside
+
+
+def _character(escape: re.Match[str]) -> str:
+    try:
+        return str(orjson.loads(f'"{escape.group()}"'))
+    except orjson.JSONDecodeError:
+        return "\ufffd"  # half a pair cannot be sent

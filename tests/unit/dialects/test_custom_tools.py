@@ -1,7 +1,8 @@
 """Custom tools: what the model is offered, and its arguments unwrapped."""
 
-import json
+from itertools import pairwise
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,16 +16,21 @@ cuts = st.lists(st.integers(0, 200), max_size=8)
 def unwrap(arguments: str, at: list[int] | None = None) -> str:
     unwrapper = InputUnwrapper()
     edges = sorted({0, len(arguments), *(cut for cut in at or () if cut < len(arguments))})
-    said = [unwrapper.feed(arguments[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    said = [unwrapper.feed(arguments[a:b]) for a, b in pairwise(edges)]
     return "".join([*said, unwrapper.finish()])
 
 
-@given(texts, st.booleans(), cuts)
-def test_the_input_comes_back_however_its_json_is_cut(
-    text: str, escaped: bool, at: list[int]
-) -> None:
-    assert unwrap(json.dumps({"input": text}, ensure_ascii=escaped), at) == text
+def escaped(text: str) -> str:
+    units = text.encode("utf-16-be").hex()
+    codes = (units[start : start + 4] for start in range(0, len(units), 4))
+    return '{"input":"' + "".join(f"\\u{code}" for code in codes) + '"}'
+
+
+@given(texts, cuts)
+def test_the_input_comes_back_however_its_json_is_cut(text: str, at: list[int]) -> None:
     assert unwrap(wrap_input(text), at) == text
+    assert orjson.loads(escaped(text)) == {"input": text}
+    assert unwrap(escaped(text), at) == text
 
 
 @given(st.text('\\ud83dDEn"{}:input x1', max_size=30), cuts)
