@@ -133,8 +133,13 @@ def check_depth(value: Any) -> Any:
 Model = TypeVar("Model", bound=WireModel)
 
 
-def validate(model: type[Model], body: Any) -> Model:
-    """The typed body.
+def validate(model: type[Model], body: Any, at: tuple[int | str, ...] = ()) -> Model:
+    """The typed body, or a typed part of it.
+
+    Args:
+        model: Its type.
+        body: Decoded JSON.
+        at: Where in the body the part is, such as `("tools", 2)`.
 
     Raises:
         InvalidJson: The body is not an object.
@@ -142,13 +147,15 @@ def validate(model: type[Model], body: Any) -> Model:
         UnsupportedValue: A value is not allowed.
     """
     if not isinstance(body, dict):
+        if at:
+            raise _error(SchemaValidationFailed, at, "must be an object")
         raise InvalidJson("The request body must be a JSON object.")
     try:
         return model.model_validate(body)
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
     # Raised outside the handler: pydantic's error quotes the input and must not be chained.
-    raise _translate(found)
+    raise _translate(found, at)
 
 
 _EXPECTED = {
@@ -172,8 +179,8 @@ _LIMITS = {
 }
 
 
-def _translate(found: ErrorDetails) -> RequestError:
-    kind, context, path = found["type"], found.get("ctx", {}), found["loc"]
+def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
+    kind, context, path = found["type"], found.get("ctx", {}), (*at, *found["loc"])
     if kind.startswith(_TAG):
         return _translate_tag(found["input"], path, kind.removeprefix(_TAG), found["msg"])
     if kind in (_VALUE, _SHAPE):
