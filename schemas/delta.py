@@ -139,6 +139,17 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     usage: Usage = Usage()
 
 
+class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
+    """The whole reply to a Job that only counts.
+
+    Attributes:
+        input_tokens: Prompt tokens; None if this worker cannot tell exactly.
+    """
+
+    worker: str
+    input_tokens: int | None
+
+
 class Interrupted(msgspec.Struct, frozen=True, array_like=True, tag="interrupted"):
     """This attempt will not go on; its owner may dispatch the next one.
 
@@ -159,6 +170,7 @@ Delta: TypeAlias = (
     | Finished
     | Completed
     | Failed
+    | Counted
     | Interrupted
 )
 

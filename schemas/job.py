@@ -15,7 +15,8 @@ from schemas.sampling import SamplingParams
 SCHEMA_VERSION = 1
 """Version of Job and reply messages. A reader refuses any other with a clear error."""
 
-JobClass: TypeAlias = Literal["interactive", "batch"]
+JobClass: TypeAlias = Literal["interactive", "batch", "count"]
+"""`count` Jobs generate nothing: they ask how many tokens their prompt has."""
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -1,6 +1,6 @@
 """The grammar of a reply: which Delta may follow which.
 
-    attempt := Failed | Interrupted
+    attempt := Failed | Interrupted | Counted
              | Accepted (Failed | Interrupted | Started event* end)
     event   := TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta | Finished
     end     := Completed | Failed | Interrupted
@@ -8,6 +8,7 @@
 
 Nothing follows an end. A call's identity precedes its arguments, calls are numbered from 0 in
 order, and arguments follow the call they belong to. Every choice finishes before `Completed`.
+`Counted` answers a Job that only counts, and no other.
 
 A reply is one attempt, or several: attempt n+1 begins after attempt n was interrupted. The owner of
 a reply numbers attempts; `SequenceChecker` refuses messages out of order, `ReplyChecker` Deltas out
@@ -22,6 +23,7 @@ from schemas.delta import (
     Accepted,
     ArgumentsDelta,
     Completed,
+    Counted,
     Delta,
     Failed,
     Finished,
@@ -41,7 +43,7 @@ class ReplyChecker:
     """Walks one attempt's Deltas and raises `ProtocolViolation` at the first illegal one.
 
     Args:
-        choices: How many choices the Job asked for.
+        choices: How many choices the Job asked for; 0 if it only counts.
     """
 
     __slots__ = ("_calls", "_choices", "_finished", "_in_call", "state")
@@ -78,7 +80,7 @@ class ReplyChecker:
                 self._open_choice(delta.choice, delta)
                 self._finished.add(delta.choice)
             case Accepted():
-                self._require(self.state == "idle", delta)
+                self._require(self.state == "idle" and self._choices > 0, delta)
                 self.state = "accepted"
             case Started():
                 self._require(self.state == "accepted", delta)
@@ -87,6 +89,9 @@ class ReplyChecker:
                 self._require(
                     self.state == "started" and len(self._finished) == self._choices, delta
                 )
+                self.state = "ended"
+            case Counted():
+                self._require(self.state == "idle" and not self._choices, delta)
                 self.state = "ended"
             case Failed() | Interrupted():
                 self._require(self.state != "ended", delta)

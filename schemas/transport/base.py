@@ -19,11 +19,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from schemas.delta import ReplyMessage
 from schemas.job import Job
 from schemas.model_card import WorkerInfo
+
+COUNT_SLOTS: Final = 64
+"""Counting Jobs that a source holds at once, beside its slots: they never wait for generation, and
+generation never waits for them."""
 
 
 class Reply(Protocol):
@@ -120,6 +124,8 @@ class JobSource(Protocol):
 
     def deliveries(self) -> AsyncIterator[Delivery]:
         """Jobs as they come, never more unsettled at once than the source's slots per class.
+
+        Batch Jobs take what interactive ones leave; counting Jobs have `COUNT_SLOTS` of their own.
 
         Ends when the source is drained or closed.
         """

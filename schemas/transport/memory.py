@@ -17,7 +17,9 @@ from schemas.delta import ReplyMessage
 from schemas.errors import ModelOverloaded, ModelUnavailable, ServerShuttingDown
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
+from schemas.transport.base import COUNT_SLOTS
 from schemas.transport.reply_buffer import ReplyBuffer
+from schemas.transport.topology import JOB_CLASSES
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +47,9 @@ class _Model:
 
     def __init__(self, max_queued_jobs: int) -> None:
         self.max_queued_jobs = max_queued_jobs
-        self.queues: dict[JobClass, deque[_Dispatched]] = {"interactive": deque(), "batch": deque()}
+        self.queues: dict[JobClass, deque[_Dispatched]] = {
+            job_class: deque() for job_class in JOB_CLASSES
+        }
         self.sources: list[MemoryJobSource] = []
 
     def hand_out(self) -> None:
@@ -55,7 +59,8 @@ class _Model:
                 takers = [source for source in self.sources if source.has_room(job_class)]
                 if not takers:
                     break
-                min(takers, key=MemoryJobSource.busy).take(queue.popleft())
+                least_busy = min(takers, key=lambda source: source.busy(job_class))
+                least_busy.take(queue.popleft())
 
 
 class MemoryTransport:
@@ -284,16 +289,16 @@ class MemoryJobSource:
             for delivery in reversed(tuple(self._held)):
                 delivery.lose()
 
-    def busy(self) -> int:
-        return len(self._held)
+    def busy(self, job_class: JobClass) -> int:
+        """Jobs held that stand in the way of one more of this class."""
+        held = [delivery.job.job_class for delivery in self._held]
+        if job_class == "batch":  # takes only what interactive ones leave free
+            return len(held) - held.count("count")
+        return held.count(job_class)
 
     def has_room(self, job_class: JobClass) -> bool:
-        """Batch Jobs take only what interactive ones leave free."""
-        if self._draining:
-            return False
-        if job_class == "batch":
-            return len(self._held) < self._slots
-        return sum(d.job.job_class == "interactive" for d in self._held) < self._slots
+        slots = COUNT_SLOTS if job_class == "count" else self._slots
+        return not self._draining and self.busy(job_class) < slots
 
     def take(self, dispatched: _Dispatched) -> None:
         delivery = MemoryDelivery(self, dispatched)

@@ -234,6 +234,7 @@ class RabbitDispatcher:
                 headers={topology.ATTEMPT_HEADER: job.attempt},
                 correlation_id=job.job_id,
                 reply_to=reply_to,
+                persistent=job.job_class != "count",
             )
         except Unroutable:
             raise ModelUnavailable(

@@ -60,6 +60,7 @@ class Publisher:
         headers: HeadersType,
         correlation_id: str | None = None,
         reply_to: str | None = None,
+        persistent: bool = True,
     ) -> None:
         """Returns when the broker has taken the message.
 
@@ -70,7 +71,9 @@ class Publisher:
         message = aio_pika.Message(
             body,
             content_type="application/json",
-            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT
+            if persistent
+            else aio_pika.DeliveryMode.NOT_PERSISTENT,
             correlation_id=correlation_id,
             reply_to=reply_to,
             headers=headers,

@@ -2,6 +2,7 @@
 
 Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched one by one, and
 only while fewer Jobs are held than there are slots, so they take what interactive ones leave.
+Counting Jobs are pushed to a consumer of their own, whose prefetch has nothing to do with slots.
 
 When the connection is lost, the broker gives the Jobs to somebody else and replies can no longer be
 relied on: every Delivery of that connection becomes cancelled, and settling it does nothing. When
@@ -38,6 +39,7 @@ from schemas.errors import InternalError
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
 from schemas.transport import topology
+from schemas.transport.base import COUNT_SLOTS
 from schemas.transport.rabbit_connection import (
     BROKER_ERRORS,
     BrokerConnection,
@@ -114,7 +116,8 @@ class RabbitJobSource:
         )
         self._outbox: Outbox
         self._publisher: Publisher
-        self._consumer: tuple[AbstractQueue, str] | None = None
+        self._prefetch: dict[JobClass, int] = {"interactive": slots, "count": COUNT_SLOTS}
+        self._consumers: dict[JobClass, tuple[AbstractQueue, str]] = {}
         self._incoming: deque[RabbitDelivery] = deque()
         self._arrived = asyncio.Event()
         self._held: set[RabbitDelivery] = set()
@@ -156,7 +159,7 @@ class RabbitJobSource:
         return self._returned + self._outbox.returned
 
     def connected(self) -> bool:
-        return self._connection.session is not None and self._consumer is not None
+        return self._connection.session is not None and len(self._consumers) == len(self._prefetch)
 
     async def deliveries(self) -> AsyncIterator[RabbitDelivery]:
         while True:
@@ -178,13 +181,12 @@ class RabbitJobSource:
         self._draining = True
         self._count_slots()
         self._arrived.set()
-        consumer, self._consumer = self._consumer, None
+        consumers, self._consumers = self._consumers, {}
         if (session := self._connection.session) is not None:
             if self._worker is not None:
                 self._worker = msgspec.structs.replace(self._worker, draining=True)
                 self._post_worker(session)
-            if consumer is not None:
-                queue, tag = consumer
+            for queue, tag in consumers.values():
                 with contextlib.suppress(*BROKER_ERRORS):
                     await queue.cancel(tag)
         while self._incoming:
@@ -232,7 +234,8 @@ class RabbitJobSource:
         self._count_slots()
 
     def _count_slots(self) -> None:
-        if len(self._held) < self._slots and not self._draining:
+        generating = sum(delivery.job.job_class != "count" for delivery in self._held)
+        if generating < self._slots and not self._draining:
             self._slot_free.set()
         else:
             self._slot_free.clear()
@@ -315,7 +318,8 @@ class RabbitJobSource:
         for job_class in topology.JOB_CLASSES:
             await self._declare_job_queue(session, job_class)
         if not self._draining:
-            await self._consume_jobs(session)
+            for job_class in self._prefetch:
+                await self._consume_jobs(session, job_class)
             session.start(self._fetch_batch_jobs(session))
         self._post_worker(session)
 
@@ -326,7 +330,7 @@ class RabbitJobSource:
             queue = await channel.declare_queue(
                 name,
                 durable=True,
-                arguments=topology.job_queue_arguments(self._settings.max_queued_jobs),
+                arguments=topology.job_queue_arguments(job_class, self._settings.max_queued_jobs),
             )
         except ChannelPreconditionFailed:
             # It was declared with other arguments, most likely another limit. Serving from it beats
@@ -337,33 +341,32 @@ class RabbitJobSource:
         await queue.bind(topology.JOBS_EXCHANGE, name)
         await channel.close()
 
-    async def _consume_jobs(self, session: Session) -> None:
-        """Have interactive Jobs pushed; if the broker ends that but not the session, do it again.
+    async def _consume_jobs(self, session: Session, job_class: JobClass) -> None:
+        """Have Jobs pushed; if the broker ends that but not the session, do it again.
 
         A new channel each time: Deliveries of the old one may still have to be settled there.
         """
         channel = await session.channel(confirms=False, vital=False)
-        await channel.set_qos(prefetch_count=self._slots)
-        queue = await channel.get_queue(
-            topology.job_queue(self._model, "interactive"), ensure=False
-        )
+        await channel.set_qos(prefetch_count=self._prefetch[job_class])
+        queue = await channel.get_queue(topology.job_queue(self._model, job_class), ensure=False)
 
         def resume(*_: object) -> None:
-            if self._consumer is not None and self._consumer[0] is queue:
-                self._consumer = None
+            consumer = self._consumers.get(job_class)
+            if consumer is not None and consumer[0] is queue:
+                del self._consumers[job_class]
                 if session.alive:
-                    log.warning("jobs.consumer_lost", model=self._model)
-                    session.start(self._resume(session))
+                    log.warning("jobs.consumer_lost", model=self._model, job_class=job_class)
+                    session.start(self._resume(session, job_class))
 
         channel.close_callbacks.add(resume)
         (await wire_channel(channel)).on_consumer_cancel_callbacks.add(resume)
-        self._consumer = (queue, await queue.consume(self._on_job))
+        self._consumers[job_class] = (queue, await queue.consume(self._on_job))
 
-    async def _resume(self, session: Session) -> None:
+    async def _resume(self, session: Session, job_class: JobClass) -> None:
         while not self._draining:
             try:
-                await self._declare_job_queue(session, "interactive")
-                await self._consume_jobs(session)
+                await self._declare_job_queue(session, job_class)
+                await self._consume_jobs(session, job_class)
                 return
             except BROKER_ERRORS as error:
                 # A queue that is being deleted is there to be declared, and then is not.
@@ -394,7 +397,7 @@ class RabbitJobSource:
                 await self._on_job(message)
 
     def _on_lost(self, _: Session) -> None:
-        self._consumer = None
+        self._consumers.clear()
         self._returned += self._outbox.returned
         self._outbox.returned = 0
         self._outbox.lose()

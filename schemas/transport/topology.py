@@ -3,6 +3,10 @@
 Declared in one place so that both sides, the tests and an operator's tools agree. Job queues are
 quorum queues: they survive the loss of a node. Classes have queues of their own, because prefetch
 defeats message priority and quorum priorities differ between broker versions.
+
+The queue of counting Jobs is of another kind: an answer is awaited for seconds only, and a lost one
+costs an estimate. So it is a classic queue of transient messages that expire, and it goes when its
+last worker has gone, upon which a count is refused at once instead of waiting for nobody.
 """
 
 from __future__ import annotations
@@ -44,7 +48,14 @@ DELIVERY_LIMIT: Final = 5
 """How often the broker itself hands a Job out before it sets it aside; a last resort, since workers
 report a redelivered Job to its owner and do not run it."""
 
-JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch")
+JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch", "count")
+
+COUNT_MESSAGE_TTL_MS: Final = 10_000
+"""After this nobody waits for a count any more. It also bounds how often the broker hands out one
+that kills its workers."""
+
+COUNT_QUEUE_TTL_MS: Final = 30_000
+"""How long the queue stays without a consumer; time enough for one that reconnects."""
 
 
 def job_queue(model: str, job_class: JobClass) -> str:
@@ -52,12 +63,19 @@ def job_queue(model: str, job_class: JobClass) -> str:
     return f"{JOBS_EXCHANGE}.{model}.{job_class}"
 
 
-def job_queue_arguments(max_length: int) -> dict[str, Any]:
+def job_queue_arguments(job_class: JobClass, max_length: int) -> dict[str, Any]:
     """Arguments of a job queue that refuses, and says so, above `max_length` ready Jobs."""
+    bounds = {"x-max-length": max_length, "x-overflow": "reject-publish"}
+    if job_class == "count":
+        return {
+            **bounds,
+            "x-queue-type": "classic",
+            "x-message-ttl": COUNT_MESSAGE_TTL_MS,
+            "x-expires": COUNT_QUEUE_TTL_MS,
+        }
     return {
+        **bounds,
         "x-queue-type": "quorum",
-        "x-max-length": max_length,
-        "x-overflow": "reject-publish",
         "x-delivery-limit": DELIVERY_LIMIT,
         "x-dead-letter-exchange": DEAD_EXCHANGE,
     }

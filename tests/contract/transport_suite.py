@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from schemas.delta import Completed, Delta, Interrupted, ReplyMessage, TextDelta, Usage
+from schemas.delta import Completed, Counted, Delta, Interrupted, ReplyMessage, TextDelta, Usage
 from schemas.errors import ModelOverloaded, ModelUnavailable, ServiceError
 from schemas.job import Job, JobClass, TokenPrompt
 from schemas.model_card import ModelCard, WorkerInfo
 from schemas.sampling import OutputLimit, SamplingParams
-from schemas.transport.base import Delivery, Dispatcher, JobSource, Reply
+from schemas.transport.base import COUNT_SLOTS, Delivery, Dispatcher, JobSource, Reply
 
 PATIENCE_S = 15.0
 
@@ -234,6 +234,45 @@ class TransportSuite:
         await held[0].ack()
         assert (await take_one(source)).job == urgent
         await held[1].ack()
+        assert (await take_one(source)).job == batch
+
+    async def test_counting_jobs_arrive_while_every_slot_is_taken(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=1)
+        await dispatcher.dispatch(a_job(model))
+        generating = await take_one(source)
+        waiting = await dispatcher.dispatch(a_job(model))
+        counts = [a_job(model, "count") for _ in range(COUNT_SLOTS)]
+        replies = [await dispatcher.dispatch(job) for job in counts]
+        held = await take(source, COUNT_SLOTS)
+        assert [delivery.job for delivery in held] == counts
+        one_more = a_job(model, "count")
+        await dispatcher.dispatch(one_more)
+        await generating.ack()
+        # The slot goes to the Job that waits for it: the counts held do not fill it, and the one
+        # above their own number does not take it.
+        last = await take_one(source)
+        assert last.job.job_class == "interactive"
+        await held[0].ack()
+        assert (await take_one(source)).job == one_more
+        for delivery, reply in zip(held[1:], replies[1:], strict=True):
+            counted = a_message(delivery.job, 0, Counted("worker", 3))
+            delivery.send(counted)
+            await delivery.ack()
+            assert await read(reply, 1) == [counted]
+        await answer(last)
+        assert len(await read_to_end(waiting)) == 6
+
+    async def test_counting_jobs_leave_batch_jobs_their_slots(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=1)
+        for _ in range(3):
+            await dispatcher.dispatch(a_job(model, "count"))
+        await take(source, 3)
+        batch = a_job(model, "batch")
+        await dispatcher.dispatch(batch)
         assert (await take_one(source)).job == batch
 
     async def test_a_model_nobody_serves_is_unavailable(self, harness: Harness, model: str) -> None:

@@ -10,6 +10,7 @@ from schemas.delta import (
     Accepted,
     ArgumentsDelta,
     Completed,
+    Counted,
     Delta,
     Failed,
     Finished,
@@ -138,7 +139,9 @@ def attempts(draw: st.DrawFn, n: int) -> list[Delta]:
 
 choice_counts = st.integers(1, 3)
 
-any_deltas = choice_counts.flatmap(attempts).flatmap(st.sampled_from)
+counted = st.builds(Counted, names, st.none() | counts)
+
+any_deltas = choice_counts.flatmap(attempts).flatmap(st.sampled_from) | counted
 
 messages = st.builds(
     ReplyMessage,
@@ -213,7 +216,7 @@ jobs = st.builds(
     attempt=st.integers(1, 9),
     request_id=names,
     model=names,
-    job_class=st.sampled_from(["interactive", "batch"]),
+    job_class=st.sampled_from(["interactive", "batch", "count"]),
     prompt=prompts,
     sampling=samplings,
     created_at=times,

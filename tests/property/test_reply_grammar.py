@@ -13,6 +13,7 @@ from schemas.delta import (
     Accepted,
     ArgumentsDelta,
     Completed,
+    Counted,
     Delta,
     Failed,
     Finished,
@@ -41,15 +42,17 @@ ANY_DELTA = st.one_of(
     st.just(Completed(Usage())),
     st.just(Failed(GenerationFailed("no").info())),
     st.just(Interrupted("draining")),
+    st.builds(Counted, st.just("w"), st.none() | st.just(1)),
 )
 
 # The grammar once more, as regular expressions over one letter per Delta, so that the checker is
 # held against something that is not the checker.
 LETTERS = {
     Accepted: "A", Started: "S", Completed: "C", Failed: "F", Interrupted: "I", TextDelta: "e",
-    ReasoningDelta: "e", ToolCallStarted: "e", ArgumentsDelta: "e", Finished: "e",
+    ReasoningDelta: "e", ToolCallStarted: "e", ArgumentsDelta: "e", Finished: "e", Counted: "N",
 }  # fmt: skip
 ATTEMPT_PREFIX = re.compile("[FI]?|A([FI]|(Se*[CFI]?)?)?")
+COUNT_PREFIX = re.compile("[FIN]?")  # of a Job without choices
 CHOICE_LETTERS = {
     TextDelta: "t", ReasoningDelta: "t", ToolCallStarted: "T", ArgumentsDelta: "a", Finished: "f",
 }  # fmt: skip
@@ -59,7 +62,7 @@ EVENTS = TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta | Finishe
 
 def is_prefix_of_the_grammar(deltas: list[Delta], n: int) -> bool:
     word = "".join(LETTERS[type(delta)] for delta in deltas)
-    if not ATTEMPT_PREFIX.fullmatch(word):
+    if not (ATTEMPT_PREFIX if n else COUNT_PREFIX).fullmatch(word):
         return False
     events = [delta for delta in deltas if isinstance(delta, EVENTS)]
     by_choice = {choice: [e for e in events if e.choice == choice] for choice in range(n)}
@@ -103,9 +106,18 @@ def test_every_attempt_of_the_grammar_is_accepted_and_ends_it(
     assert checker.state == "ended"
 
 
-@given(st.lists(ANY_DELTA, max_size=6))
-def test_what_is_accepted_is_what_the_grammar_allows(deltas: list[Delta]) -> None:
-    assert accepts(deltas, N) == is_prefix_of_the_grammar(deltas, N)
+@given(st.lists(ANY_DELTA, max_size=6), st.sampled_from([0, N]))
+def test_what_is_accepted_is_what_the_grammar_allows(deltas: list[Delta], n: int) -> None:
+    assert accepts(deltas, n) == is_prefix_of_the_grammar(deltas, n)
+
+
+@given(strategies.counted, st.lists(ANY_DELTA, max_size=1))
+def test_a_count_is_the_whole_reply_of_a_job_that_only_counts(
+    counted: Counted, more: list[Delta]
+) -> None:
+    assert accepts([counted], 0)
+    assert not accepts([counted], 1)
+    assert accepts([counted, *more], 0) == (not more)
 
 
 @given(strategies.completed_replies(N), st.data())
