@@ -7,6 +7,7 @@ import socket
 
 from schemas.transport.base import JobSource
 from workers.consumer import Consumer
+from workers.count import TokenCounter
 from workers.engines.base import Engine
 from workers.metrics import WorkerMetrics
 from workers.run import Runner
@@ -72,4 +73,5 @@ def build_consumer(
         reasoning_format=reasoning_format if engine.takes_token_ids else None,
         hidden_reasoning=settings.hidden_reasoning,
     )
-    return Consumer(source, runner, announce_interval_s=settings.announce_interval_s)
+    counter = TokenCounter(engine, worker_id=worker_id, metrics=metrics)
+    return Consumer(source, runner, counter, announce_interval_s=settings.announce_interval_s)

@@ -1,19 +1,22 @@
 """JobSource to bounded concurrent runs; announcing; draining.
 
 Prefetch bounds how many Jobs are held, so there is nothing to throttle here: every Delivery gets a
-task at once.
+task at once. Counting Jobs are no load that an announcement tells of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
 from schemas import telemetry
 from schemas.model_card import WorkerInfo
 from schemas.transport.base import JobSource
+from workers.count import TokenCounter
 from workers.run import Runner
 
 log = structlog.get_logger()
@@ -27,12 +30,19 @@ class Consumer:
     """
 
     def __init__(
-        self, source: JobSource, runner: Runner, *, announce_interval_s: float = 5.0
+        self,
+        source: JobSource,
+        runner: Runner,
+        counter: TokenCounter,
+        *,
+        announce_interval_s: float = 5.0,
     ) -> None:
         self._source = source
         self._runner = runner
+        self._counter = counter
         self._announce_interval_s = announce_interval_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._counts: set[asyncio.Task[None]] = set()
         self._draining = False
 
     async def run(self) -> None:
@@ -40,18 +50,20 @@ class Consumer:
         announcing = asyncio.create_task(self._announce_regularly())
         try:
             async for delivery in self._source.deliveries():
-                task = asyncio.create_task(self._runner.run(delivery))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                if delivery.job.job_class == "count":
+                    _hold(self._counts, self._counter.run(delivery))
+                    continue
+                _hold(self._tasks, self._runner.run(delivery))
                 self._runner.metrics.running.set(len(self._tasks))
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            if held := self._tasks | self._counts:
+                await asyncio.wait(held)
         finally:
             announcing.cancel()
-            for task in self._tasks:
+            held = self._tasks | self._counts
+            for task in held:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            if held:
+                await asyncio.wait(held)
 
     async def drain(self, grace_s: float) -> None:
         """Take no more Jobs; finish what ends within the grace time, hand the rest back."""
@@ -59,8 +71,8 @@ class Consumer:
         self._draining = True
         await self._announce()
         await self._source.drain()
-        if self._tasks:
-            _, late = await asyncio.wait(self._tasks, timeout=grace_s)
+        if held := self._tasks | self._counts:
+            _, late = await asyncio.wait(held, timeout=grace_s)
             for task in late:
                 task.cancel()
             if late:
@@ -93,3 +105,9 @@ class Consumer:
         while True:
             await self._announce()
             await asyncio.sleep(self._announce_interval_s)
+
+
+def _hold(tasks: set[asyncio.Task[None]], run: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(run)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

@@ -46,11 +46,9 @@ from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineReques
 from workers.metrics import WorkerMetrics
 from workers.parsing.base import PartDelta
 from workers.parsing.pipeline import ChoiceParser, build_parser
+from workers.prompt import render
 
 log = structlog.get_logger()
-
-_THREAD_RENDER_CHARS = 32_768
-"""Conversations longer than this are rendered off the event loop."""
 
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -253,10 +251,8 @@ class _Run:
         match self._job.prompt:
             case TokenPrompt(token_ids=ids):
                 return ids, False
-            case ChatPrompt(messages=messages):
-                if sum(len(message.text) for message in messages) > _THREAD_RENDER_CHARS:
-                    return await asyncio.to_thread(tokenizer.render_chat, self._job)
-                return tokenizer.render_chat(self._job)
+            case ChatPrompt():
+                return await render(tokenizer, self._job)
 
     def _parser(self, request: EngineRequest) -> ChoiceParser:
         job = self._job

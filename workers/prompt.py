@@ -1,0 +1,30 @@
+"""From a Job to its prompt: the one way, taken for generating and for counting alike.
+
+So a count is what generating will report. Must not know what the prompt is wanted for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from schemas.job import ChatPrompt, Job
+from workers.engines.base import Tokenizer
+
+_THREAD_RENDER_CHARS: Final = 32_768
+"""Conversations longer than this are rendered off the event loop."""
+
+
+async def render(tokenizer: Tokenizer, job: Job) -> tuple[tuple[int, ...], bool]:
+    """Apply the model's chat template, without holding up the event loop.
+
+    Returns:
+        (prompt_len,) token ids, and whether the prompt ends inside an open reasoning part.
+
+    Raises:
+        RequestError: The template refuses the conversation.
+    """
+    assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
+    if sum(len(message.text) for message in job.prompt.messages) > _THREAD_RENDER_CHARS:
+        return await asyncio.to_thread(tokenizer.render_chat, job)
+    return tokenizer.render_chat(job)
