@@ -19,11 +19,11 @@ BIN := $(VENV)/bin
 PACKAGES := schemas ingress workers
 ARGS ?=
 
-.PHONY: help up test lint format lock clean python
+.PHONY: help up test test-clients lint format lock clean python
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo '  ARGS="..." is passed on: to "headrace up" by "make up", to pytest by "make test".'
 
 python:
@@ -39,6 +39,14 @@ test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest $(ARGS)
+
+test-clients: python ## Install real clients, of Node.js too, and run them against the service
+	@command -v npm >/dev/null || { echo "The clients need npm (Debian: apt-get install npm)."; exit 1; }
+	@$(PYTHON) deploy/install.py --venv $(VENV) test
+	@$(PYTHON) deploy/install.py --venv .venv-clients clients
+	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
+	npm ci --prefix tests/clients --no-audit --no-fund --loglevel error
+	$(BIN)/python -m pytest tests/clients $(ARGS)
 
 lint: ## Check style, format and types
 	$(BIN)/ruff check .
@@ -60,6 +68,8 @@ lock: python ## Pin the newest versions anew, with uv
 		-o requirements/core.txt
 	$(LOCK) -c requirements/test.txt --config-file deploy/cpu/uv.toml deploy/cpu/requirements.in \
 		-o deploy/cpu/requirements.txt
+	$(LOCK) --generate-hashes --upgrade requirements/clients.in -o requirements/clients.txt
+	$(LOCK) --generate-hashes --upgrade requirements/clients-old.in -o requirements/clients-old.txt
 	$(LOCK) --no-deps deploy/cpu/trial.in -o deploy/cpu/trial.txt
 	sed 's/ *\\$$//; /^    --hash/d' requirements/core.txt > $(VENV)/core-pins.txt
 	$(BIN)/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --prerelease allow \
@@ -67,5 +77,5 @@ lock: python ## Pin the newest versions anew, with uv
 		-o deploy/gpu/requirements.txt
 
 clean: ## Remove the environments and every cache
-	rm -rf .venv .venv-gpu .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-gpu .venv-clients .venv-clients-old tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,8 +3,8 @@
     python deploy/install.py --venv .venv core cpu trial
 
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
-`gpu` (SGLang as published), `trial` (the small model to try out), `broker` (a RabbitMQ for the
-tests, by Debian package). A set that is installed already, from the same lock files, costs
+`gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
+is run against the service), `broker` (a RabbitMQ for the tests, by Debian package). A set that is installed already, from the same lock files, costs
 nothing; so a second run needs no network. Needs Python 3.11 or newer and nothing else.
 """
 
@@ -186,6 +186,13 @@ def steps_for(name: str, environment: Environment, scratch: Path) -> list[Step]:
                     command=(environment.python, "deploy/cpu/patch_torchvision.py"),
                 ),
             ]
+        case "clients" | "clients-old":
+            return [
+                Step(
+                    title=f"Installing the {name} packages",
+                    command=(*pip, "--require-hashes", "-r", f"requirements/{name}.txt"),
+                )
+            ]
         case "gpu":
             return [
                 Step(
@@ -207,6 +214,8 @@ FILES = {
     "core": ("requirements/core.txt", "pyproject.toml"),
     "test": ("requirements/test.txt", "pyproject.toml"),
     "cpu": ("deploy/cpu",),
+    "clients": ("requirements/clients.txt",),
+    "clients-old": ("requirements/clients-old.txt",),
     "gpu": ("deploy/gpu/requirements.txt",),
     "trial": ("deploy/cpu/trial.txt",),
 }
