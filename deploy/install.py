@@ -4,8 +4,9 @@
 
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
 `gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
-is run against the service), `broker` (a RabbitMQ for the tests, by Debian package). A set that is installed already, from the same lock files, costs
-nothing; so a second run needs no network. Needs Python 3.11 or newer and nothing else.
+is run against the service), `broker` (a RabbitMQ for the tests, by Debian package). A set that is
+installed already, from the same lock files, costs nothing; so a second run needs no network. Needs
+Python 3.11 or newer and nothing else.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def chat_vision() -> Any:
 
 def responses_helper() -> Any:
     with OPENAI.responses.stream(model=MODEL, input="[[say:one two]]") as stream:
-        final = stream.get_final_response() if not list(stream) else stream.get_final_response()
+        final = stream.get_final_response()
     return [final.output_text, final.status]
 
 
