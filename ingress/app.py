@@ -27,7 +27,7 @@ def build_services(settings: IngressSettings, dispatcher: Dispatcher) -> Service
         dispatcher=dispatcher,
         catalog=Catalog(
             dispatcher,
-            configured=[model.card() for model in settings.config.models],
+            configured=settings.config.models,
             known_ids=[settings.model] if settings.model else [],
         ),
         authenticator=Authenticator(settings.all_keys),

@@ -1,14 +1,15 @@
 """The served models: lookup by name, and what a request may count on.
 
-A card in the configuration file is what the operator promises; without one, the card that a worker
-announces is. Live presence decides availability only: a configured model without a worker is known
-and unavailable.
+A worker announces what it knows of its model; what the configuration file says of it comes before
+that, field by field. Live presence decides availability only: a configured model without a worker
+is known and unavailable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ingress.config import ModelConfig
 from schemas.errors import ModelNotFound, ModelUnavailable
 from schemas.model_card import ModelCard
 from schemas.transport.base import Dispatcher
@@ -18,7 +19,7 @@ class Catalog:
     """Looks models up.
 
     Args:
-        configured: Cards from the configuration file, in its order.
+        configured: Models of the configuration file, in its order.
         known_ids: Ids that exist although nothing is known about them yet.
         dispatcher: Knows the workers.
     """
@@ -27,19 +28,26 @@ class Catalog:
         self,
         dispatcher: Dispatcher,
         *,
-        configured: Sequence[ModelCard] = (),
+        configured: Sequence[ModelConfig] = (),
         known_ids: Sequence[str] = (),
     ) -> None:
         self._dispatcher = dispatcher
-        self._configured = tuple(configured)
-        self._known_ids = frozenset(name.casefold() for name in known_ids)
+        self._configured = {model.id.casefold(): model for model in configured}
+        self._known_names = frozenset(
+            name.casefold()
+            for name in (
+                *known_ids,
+                *(name for model in configured for name in (model.id, *(model.aliases or ()))),
+            )
+        )
 
     def models(self) -> tuple[ModelCard, ...]:
-        """Every model that can be named now."""
-        cards = {card.id.casefold(): card for card in self._configured}
+        """Every model that something is known of: the file's first, then the workers' others."""
+        told: dict[str, ModelCard] = {}
         for worker in self._dispatcher.workers():
-            cards.setdefault(worker.card.id.casefold(), worker.card)
-        return tuple(cards.values())
+            told.setdefault(worker.card.id.casefold(), worker.card)
+        configured = [model.card(told.pop(key, None)) for key, model in self._configured.items()]
+        return (*(card for card in configured if card is not None), *told.values())
 
     def lookup(self, name: str) -> ModelCard:
         """The card of a model, by id or alias, whatever the case.
@@ -56,7 +64,7 @@ class Catalog:
         for card in cards:
             if any(alias.casefold() == wanted for alias in card.aliases):
                 return card
-        if wanted in self._known_ids or not (cards or self._known_ids):
+        if wanted in self._known_names or not (cards or self._known_names):
             raise ModelUnavailable("No worker is ready to serve this model; try again shortly.")
         raise ModelNotFound("The requested model does not exist.", param="model")
 

@@ -6,14 +6,18 @@ Validated at start. An error names the file, the line and the field, and quotes 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ingress.dialects.profile import ProfileName
 from schemas.job import Effort
-from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
+from schemas.model_card import Capabilities, ModelCard, Pricing, ReasoningSupport
+
+_LAST_SECOND = 253_402_300_799
+"""The end of the year 9999, the last that RFC 3339 can write."""
 
 
 class ConfigError(ValueError):
@@ -30,6 +34,11 @@ class ReasoningConfig(_Section):
     efforts: tuple[Effort, ...] = Field(min_length=1)
     default: Effort
 
+    def over(self, told: ReasoningSupport | None) -> ReasoningSupport:
+        """These levels, reaching the model the way the worker tells."""
+        told = told or ReasoningSupport(efforts=self.efforts, default=self.default)
+        return msgspec.structs.replace(told, efforts=self.efforts, default=self.default)
+
     @model_validator(mode="after")
     def _default_is_listed(self) -> ReasoningConfig:
         if self.default not in self.efforts:
@@ -38,50 +47,79 @@ class ReasoningConfig(_Section):
 
 
 class CapabilitiesConfig(_Section):
-    """What requests may ask of a model."""
+    """What requests may ask of a model; what is left out stays as the worker tells."""
 
-    vision: bool = False
-    tools: bool = False
-    n: bool = True
-    logprobs: bool = True
-    json_object: bool = True
-    json_schema: bool = True
-    regex: bool = False
-    grammar: bool = False
-    completions: bool = False
+    vision: bool | None = None
+    tools: bool | None = None
+    n: bool | None = None
+    logprobs: bool | None = None
+    json_object: bool | None = None
+    json_schema: bool | None = None
+    regex: bool | None = None
+    grammar: bool | None = None
+    completions: bool | None = None
     reasoning: ReasoningConfig | None = None
+
+    def over(self, told: Capabilities) -> Capabilities:
+        """What the worker tells, with what is written here in its place."""
+        written = self.model_dump(exclude={"reasoning"}, exclude_none=True)
+        if "reasoning" in self.model_fields_set:
+            written["reasoning"] = self.reasoning.over(told.reasoning) if self.reasoning else None
+        return msgspec.structs.replace(told, **written)
+
+
+class PricingConfig(_Section):
+    """Prices per million tokens: whole cents, for cached input millionths of a cent."""
+
+    currency: str = Field(default="usd", pattern="^[a-z]{3}$")
+    input_cents_per_million: int = Field(ge=0)
+    output_cents_per_million: int = Field(ge=0)
+    cache_read_microcents_per_million: int | None = Field(default=None, ge=0)
 
 
 class ModelConfig(_Section):
-    """One served model; fields as in `schemas.model_card.ModelCard`."""
+    """One served model; fields as in `schemas.model_card.ModelCard`.
+
+    Only the id is required. What is left out is as the workers of the model tell, so that an
+    operator who adds a price need not repeat the window.
+    """
 
     id: str = Field(min_length=1)
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     display_name: str | None = None
     description: str | None = None
-    owned_by: str = "headrace"
-    created: int = 0
-    context_length: int = Field(gt=0)
+    owned_by: str | None = None
+    provider: str | None = None
+    tier: str | None = None
+    created: int | None = Field(default=None, ge=0, le=_LAST_SECOND)
+    context_length: int | None = Field(default=None, gt=0)
     max_output_tokens: int | None = Field(default=None, gt=0)
-    vocab_size: int = Field(default=0, ge=0)
+    vocab_size: int | None = Field(default=None, ge=0)
     capabilities: CapabilitiesConfig = CapabilitiesConfig()
-    honors_sampling: bool = True
-    reasoning_headroom: int = Field(default=0, ge=0)
-    zdr_supported: bool = False
+    honors_sampling: bool | None = None
+    reasoning_headroom: int | None = Field(default=None, ge=0)
+    zdr_supported: bool | None = None
+    pricing: PricingConfig | None = None
 
-    def card(self) -> ModelCard:
-        """The neutral form."""
-        capabilities = self.capabilities.model_dump(exclude={"reasoning"})
-        reasoning = self.capabilities.reasoning
-        return ModelCard(
-            **self.model_dump(exclude={"capabilities"}),
-            capabilities=Capabilities(
-                **capabilities,
-                reasoning=ReasoningSupport(efforts=reasoning.efforts, default=reasoning.default)
-                if reasoning
-                else None,
-            ),
-        )
+    def card(self, told: ModelCard | None) -> ModelCard | None:
+        """The model's card: what a worker tells, with what is written here in its place.
+
+        Args:
+            told: The card that a worker announces; None while there is none. Its spelling of the
+                id stays, since that names the queue.
+
+        Returns:
+            None as long as nobody knows how long the window is.
+        """
+        if told is None:
+            if self.context_length is None:
+                return None
+            told = ModelCard(id=self.id, context_length=self.context_length)
+        written = self.model_dump(exclude={"id", "capabilities", "pricing"}, exclude_none=True)
+        if self.pricing is not None:
+            written["pricing"] = Pricing(**self.pricing.model_dump())
+        capabilities = self.capabilities.over(told.capabilities)
+        return msgspec.structs.replace(told, capabilities=capabilities, **written)
 
 
 class Config(_Section):
@@ -95,7 +133,7 @@ class Config(_Section):
     def _names_are_unique(self) -> Config:
         seen: set[str] = set()
         for model in self.models:
-            for name in (model.id, *model.aliases):
+            for name in (model.id, *(model.aliases or ())):
                 if name.casefold() in seen:
                     raise ValueError(f"the model name {name!r} is used twice")
                 seen.add(name.casefold())

@@ -6,6 +6,7 @@ envelope of the OpenAI family.
 
 from __future__ import annotations
 
+import msgspec
 import structlog
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -26,12 +27,29 @@ from schemas.errors import (
 log = structlog.get_logger()
 
 
-def dialect_of(path: str) -> Dialect:
-    """Whose envelope errors on this path have."""
+DEFAULT_RETRY_AFTER_S = 5
+"""For an error that invites a retry without saying when."""
+
+_RETRY_LATER = (429, 503, 529)
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Whether the client is of the Anthropic family, on a path that both families use."""
+    return "anthropic-version" in request.headers
+
+
+def dialect_of(request: Request) -> Dialect:
+    """Whose envelope errors of this request have."""
+    path = request.url.path
     for dialect in DIALECTS.values():
-        if path == dialect.path or path.startswith(f"{dialect.path}/"):
+        if _is_at(path, dialect.path):
             return dialect
-    return DIALECTS["chat"]
+    anthropic = _is_at(path, "/v1/models") and speaks_anthropic(request)
+    return DIALECTS["messages" if anthropic and "messages" in DIALECTS else "chat"]
+
+
+def _is_at(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
 
 
 def error_headers(info: ErrorInfo) -> dict[str, str]:
@@ -40,8 +58,11 @@ def error_headers(info: ErrorInfo) -> dict[str, str]:
     Source: error catalogue, "Envelopes" and "Retry steering".
     """
     headers = dict(info.headers)
-    if info.retry_after_s is not None:
-        headers["retry-after"] = str(info.retry_after_s)
+    retry_after_s = info.retry_after_s
+    if retry_after_s is None and info.status in _RETRY_LATER:
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
     if info.retryable is not None:
         headers["x-should-retry"] = "true" if info.retryable else "false"
     return headers
@@ -49,6 +70,7 @@ def error_headers(info: ErrorInfo) -> dict[str, str]:
 
 def error_response(dialect: Dialect, info: ErrorInfo, request_id: str) -> Response:
     """The complete response to a request that failed before its first byte."""
+    info = _encodable(info)
     return Response(
         dialect.error_body(info, request_id),
         status_code=dialect.error_status(info),
@@ -57,8 +79,25 @@ def error_response(dialect: Dialect, info: ErrorInfo, request_id: str) -> Respon
     )
 
 
+def _encodable(info: ErrorInfo) -> ErrorInfo:
+    """The same error without characters that no JSON can hold.
+
+    Nothing of a request should be in it; should it happen all the same, with half a character, the
+    answer must not fail over it.
+    """
+    return msgspec.structs.replace(
+        info,
+        message=_without_surrogates(info.message),
+        param=_without_surrogates(info.param) if info.param is not None else None,
+    )
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
 def _respond(request: Request, error: ServingError) -> Response:
-    return error_response(dialect_of(request.url.path), error.info(), request.state.request_id)
+    return error_response(dialect_of(request), error.info(), request.state.request_id)
 
 
 async def _on_serving_error(request: Request, error: Exception) -> Response:

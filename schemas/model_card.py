@@ -41,11 +41,28 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: ReasoningSupport | None = None
 
 
+class Pricing(msgspec.Struct, frozen=True, kw_only=True):
+    """What tokens cost: whole cents per million, and for cached input also millionths of a cent.
+
+    Attributes:
+        currency: ISO 4217, lower case.
+        cache_read_microcents_per_million: None if cached input costs what other input costs.
+    """
+
+    currency: str = "usd"
+    input_cents_per_million: int
+    output_cents_per_million: int
+    cache_read_microcents_per_million: int | None = None
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
         id: Public id in catalogue spelling; matched case-insensitively.
+        aliases: Further names under which it is listed and may be asked for.
+        provider: The model's family, such as `qwen`.
+        tier: The operator's word for who may use it.
         context_length: Window for prompt and output together.
         max_output_tokens: Cap on generated tokens, if the model has one.
         honors_sampling: Whether temperature, top_p and the two penalties reach the model.
@@ -59,6 +76,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str | None = None
     description: str | None = None
     owned_by: str = "headrace"
+    provider: str | None = None
+    tier: str | None = None
     created: int = 0
     context_length: int
     max_output_tokens: int | None = None
@@ -67,6 +86,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     honors_sampling: bool = True
     reasoning_headroom: int = 0
     zdr_supported: bool = False
+    pricing: Pricing | None = None
 
     @property
     def default_output_tokens(self) -> int:

@@ -1,26 +1,35 @@
-"""The model catalogue.
+"""The model catalogue, with one body for both client families.
 
-Source: model catalogue, "OpenAI dialect". Public: answered without a key, but a key that is sent
-must be valid.
+Public: answered without a key, but a key that is sent must be valid. A model is listed under its id
+and then under each of its aliases, since some clients only offer names that begin in a certain way.
+
+Source: model catalogue, sections 2 to 4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingress.dialects import wire_json
+from ingress.errors import speaks_anthropic
 from ingress.generate import Services
-from schemas.errors import MissingApiKey, ModelNotFound
+from ingress.model_object import model_object
+from schemas.errors import MissingApiKey, ModelNotFound, UnsupportedValue
 from schemas.model_card import ModelCard
+
+DEFAULT_PAGE = 20
+LARGEST_PAGE = 1000
+_PAGE_PARAMETERS = ("limit", "after_id", "before_id")
 
 
 def model_routes(services: Services) -> APIRouter:
     """`/v1/models` and `/v1/models/{id}`; ids may contain slashes."""
-    router = APIRouter(tags=["models"])
+    router = APIRouter(include_in_schema=False)
 
     def authenticate(request: Request) -> None:
         try:
@@ -28,32 +37,93 @@ def model_routes(services: Services) -> APIRouter:
         except MissingApiKey:
             return
 
-    @router.get("/v1/models")
     async def list_models(request: Request) -> Response:
         authenticate(request)
-        return _json({"object": "list", "data": [_card(c) for c in services.catalog.models()]})
+        entries = _entries(services.catalog.models())
+        query = request.query_params
+        more = False
+        if speaks_anthropic(request) or any(name in query for name in _PAGE_PARAMETERS):
+            entries, more = _page(
+                entries,
+                limit=_limit(query.get("limit")),
+                after=query.get("after_id"),
+                before=query.get("before_id"),
+            )
+        return _json(
+            {
+                "object": "list",
+                "data": entries,
+                "has_more": more,
+                "first_id": entries[0]["id"] if entries else None,
+                "last_id": entries[-1]["id"] if entries else None,
+            }
+        )
 
-    @router.get("/v1/models/{model:path}")
     async def retrieve_model(request: Request, model: str) -> Response:
         authenticate(request)
-        wanted = model.casefold()
-        for card in services.catalog.models():
-            if wanted in (name.casefold() for name in (card.id, *card.aliases)):
-                return _json(_card(card))
-        raise ModelNotFound("The requested model does not exist.", param="model")
+        entries = _entries(services.catalog.models())
+        position = _position(entries, model)
+        if position is None:
+            raise ModelNotFound("The requested model does not exist.", param="model")
+        return _json(entries[position])
 
+    router.add_api_route("/v1/models", list_models, methods=["GET", "HEAD"])
+    router.add_api_route("/v1/models/{model:path}", retrieve_model, methods=["GET", "HEAD"])
     return router
 
 
-def _card(card: ModelCard) -> dict[str, Any]:
-    return {
-        "id": card.id,
-        "object": "model",
-        "created": card.created,
-        "owned_by": card.owned_by,
-        "max_model_len": card.context_length,
-    }
+def _entries(cards: Sequence[ModelCard]) -> list[dict[str, Any]]:
+    """Every model under every name. A name that several have goes to the one that answers to it."""
+    taken = {card.id.casefold() for card in cards}
+    entries = []
+    for card in cards:
+        entries.append(model_object(card))
+        for alias in card.aliases:
+            if alias.casefold() not in taken:
+                taken.add(alias.casefold())
+                entries.append(model_object(card, alias))
+    return entries
+
+
+def _position(entries: Sequence[dict[str, Any]], name: str) -> int | None:
+    wanted = name.casefold()
+    for position, entry in enumerate(entries):
+        if entry["id"].casefold() == wanted:
+            return position
+    return None
+
+
+def _page(
+    entries: list[dict[str, Any]], *, limit: int, after: str | None, before: str | None
+) -> tuple[list[dict[str, Any]], bool]:
+    """One page, and whether there is more in the direction of reading."""
+    if after is not None and before is not None:
+        raise UnsupportedValue(
+            "`after_id` and `before_id` cannot be used together.", param="before_id"
+        )
+    if before is not None:
+        end = _cursor(entries, before, "before_id")
+        start = max(0, end - limit)
+        return entries[start:end], start > 0
+    start = 0 if after is None else _cursor(entries, after, "after_id") + 1
+    return entries[start : start + limit], start + limit < len(entries)
+
+
+def _cursor(entries: Sequence[dict[str, Any]], name: str, param: str) -> int:
+    position = _position(entries, name)
+    if position is None:
+        raise UnsupportedValue(f"`{param}` must be the id of a listed model.", param=param)
+    return position
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_PAGE
+    limit = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
+    if not 1 <= limit <= LARGEST_PAGE:
+        raise UnsupportedValue(f"`limit` must be from 1 to {LARGEST_PAGE}.", param="limit")
+    return limit
 
 
 def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(wire_json.encode(value), media_type="application/json")

@@ -35,7 +35,8 @@ def test_a_card_from_the_file(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, GOOD))
     assert config.profile == "official"
     assert config.api_keys == ("key-one",)
-    card = config.models[0].card()
+    card = config.models[0].card(None)
+    assert card is not None
     assert card.id == "Big/Model"
     assert card.default_output_tokens == 1024
     assert not card.honors_sampling
@@ -53,7 +54,8 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
     [
         ("context_length: 8192", "context_length: many", 6, "models[0].context_length"),
         ("context_length: 8192", "context_length: -1", 6, "models[0].context_length"),
-        ("    context_length: 8192\n", "", 4, "models[0].context_length"),
+        ("    max_output_tokens: 1024\n", "    created: -1\n", 7, "models[0].created"),
+        ("[big]", "[big, '']", 5, "models[0].aliases[1]"),
         ("honors_sampling", "honours_sampling", 8, "models[0].honours_sampling"),
         ("default: low", "default: max", 11, "models[0].capabilities.reasoning"),
         ("low, high]", "low, hihg]", 12, "models[0].capabilities.reasoning.efforts[2]"),

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from ingress.commands import ingress
-from ingress.config import CapabilitiesConfig, ModelConfig, load_config
+from ingress.config import CapabilitiesConfig, ModelConfig, PricingConfig, load_config
 from ingress.embedded import up
 from workers.__main__ import worker
 
@@ -59,11 +59,14 @@ def test_the_example_file_is_accepted(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_file_is_named() -> None:
-    for field in (*ModelConfig.model_fields, *CapabilitiesConfig.model_fields):
-        assert f"`{field}`" in PAGE, field
+    for section in (ModelConfig, CapabilitiesConfig, PricingConfig):
+        for field in section.model_fields:
+            assert f"`{field}`" in PAGE, field
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/decisions.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/configuration.md", "docs/profiles.md", "docs/decisions.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
