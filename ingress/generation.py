@@ -79,7 +79,7 @@ class Generation:
         self._began_at = self._queued_at = self._progress_at = self._loop.time()
         self._reply: Reply | None = None
         self._sequence = SequenceChecker(job.attempt)
-        self._checker = ReplyChecker(job.sampling.n)
+        self._checker = ReplyChecker(job.choices)
         self._answered = False  # something of the answer has been delivered
         self._error: ServingError | None = None
         self._strikes = 0
@@ -237,7 +237,7 @@ class Generation:
         self._queued_at = self._loop.time()
         self._enter("queued")
         self._output_tokens = 0
-        self._checker = ReplyChecker(self.job.sampling.n)
+        self._checker = ReplyChecker(self.job.choices)
         self._sequence.begin_attempt(self.attempt)
         await self._reply.redispatch(
             msgspec.structs.replace(

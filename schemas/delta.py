@@ -7,7 +7,7 @@ answer. Values are immutable and encode as arrays, so that a delta costs little 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,13 +50,29 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """The sampled token at one position and its best alternatives, most likely first."""
+    """The sampled token at one position and its best alternatives, most likely first.
+
+    Attributes:
+        asked: The tokens that the caller asked about, in the caller's order.
+    """
 
     token_id: int
     token: str
     token_bytes: bytes
     logprob: float
     top: tuple[TopLogprob, ...] = ()
+    asked: tuple[TopLogprob, ...] = ()
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """As `TokenLogprob`, of a token of the prompt; the first has no log probability."""
+
+    token_id: int
+    token: str
+    token_bytes: bytes
+    logprob: float | None
+    top: tuple[TopLogprob, ...] = ()
+    asked: tuple[TopLogprob, ...] = ()
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -80,6 +96,37 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     worker: str
     input_tokens: int
     cached_tokens: int
+
+
+class PromptDelta(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):
+    """The prompt of a choice, as far as it was asked for; before all else of the choice.
+
+    Long prompts come in several.
+    """
+
+    choice: int
+    text: str
+    logprobs: tuple[PromptLogprob, ...] = ()
+
+
+class TokensDelta(msgspec.Struct, frozen=True, array_like=True, tag="ids"):
+    """Ids that were sampled, where they were asked for; their text comes with or after them."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+
+
+class InternalsDelta(msgspec.Struct, frozen=True, array_like=True, tag="internals"):
+    """What was asked for of the model's inside, at the end of a choice.
+
+    Attributes:
+        hidden_states: As the engine gives them: one vector, or one per token.
+        routed_experts: Base64 of the engine's own array.
+    """
+
+    choice: int
+    hidden_states: list[Any] | None = None
+    routed_experts: str | None = None
 
 
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="text"):
@@ -163,6 +210,9 @@ class Interrupted(msgspec.Struct, frozen=True, array_like=True, tag="interrupted
 Delta: TypeAlias = (
     Accepted
     | Started
+    | PromptDelta
+    | TokensDelta
+    | InternalsDelta
     | TextDelta
     | ReasoningDelta
     | ToolCallStarted

@@ -54,10 +54,16 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     template_options: dict[str, Any] = {}
 
 
-class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
-    """A prompt of token ids, (prompt_len,). Its output is raw text, not parsed."""
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
+    """One or several prompts of token ids, answered side by side. Their output is raw text.
 
-    token_ids: tuple[int, ...]
+    Attributes:
+        prompts: Each (prompt_len,) token ids.
+        echo: The text of the prompt comes before the answer.
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    echo: bool = False
 
 
 Prompt: TypeAlias = ChatPrompt | TokenPrompt
@@ -97,3 +103,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     queue_deadline: float
     continuation: Continuation | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many choices the reply has; choice `p * n + k` is the `k`-th of prompt `p`."""
+        prompts = len(self.prompt.prompts) if isinstance(self.prompt, TokenPrompt) else 1
+        return prompts * self.sampling.n

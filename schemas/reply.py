@@ -2,13 +2,15 @@
 
     attempt := Failed | Interrupted | Counted
              | Accepted (Failed | Interrupted | Started event* end)
-    event   := TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta | Finished
+    event   := PromptDelta | TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta
+             | TokensDelta | InternalsDelta | Finished
     end     := Completed | Failed | Interrupted
-    choice  := (ReasoningDelta | TextDelta | ToolCallStarted ArgumentsDelta*)* Finished
+    choice  := PromptDelta* (ReasoningDelta | TextDelta | ToolCallStarted ArgumentsDelta*)* Finished
 
-Nothing follows an end. A call's identity precedes its arguments, calls are numbered from 0 in
-order, and arguments follow the call they belong to. Every choice finishes before `Completed`.
-`Counted` answers a Job that only counts, and no other.
+After the prompt of a choice, `TokensDelta` and `InternalsDelta` may stand anywhere in it.
+Nothing follows an end. `Counted` answers a Job that only counts and no other. A call's identity
+precedes its arguments, calls are numbered from 0 in order, and arguments follow the call they
+belong to. Every choice finishes before `Completed`.
 
 A reply is one attempt, or several: attempt n+1 begins after attempt n was interrupted. The owner of
 a reply numbers attempts; `SequenceChecker` refuses messages out of order, `ReplyChecker` Deltas out
@@ -27,11 +29,14 @@ from schemas.delta import (
     Delta,
     Failed,
     Finished,
+    InternalsDelta,
     Interrupted,
+    PromptDelta,
     ReasoningDelta,
     ReplyMessage,
     Started,
     TextDelta,
+    TokensDelta,
     ToolCallStarted,
 )
 from schemas.errors import ProtocolViolation
@@ -46,12 +51,13 @@ class ReplyChecker:
         choices: How many choices the Job asked for; 0 if it only counts.
     """
 
-    __slots__ = ("_calls", "_choices", "_finished", "_in_call", "state")
+    __slots__ = ("_begun", "_calls", "_choices", "_finished", "_in_call", "state")
 
     def __init__(self, choices: int) -> None:
         self.state: State = "idle"
         self._choices = choices
         self._finished: set[int] = set()
+        self._begun = [False] * choices
         self._calls = [0] * choices
         self._in_call = [False] * choices
 
@@ -63,21 +69,26 @@ class ReplyChecker:
         """
         match delta:
             case TextDelta() | ReasoningDelta():
-                self._open_choice(delta.choice, delta)
+                self._say(delta.choice, delta)
                 self._in_call[delta.choice] = False
+            case TokensDelta() | InternalsDelta():
+                self._say(delta.choice, delta)
+            case PromptDelta():
+                self._require_open(delta.choice, delta)
+                self._require(not self._begun[delta.choice], delta)
             case ToolCallStarted():
-                self._open_choice(delta.choice, delta)
+                self._say(delta.choice, delta)
                 self._require(delta.call == self._calls[delta.choice], delta)
                 self._calls[delta.choice] += 1
                 self._in_call[delta.choice] = True
             case ArgumentsDelta():
-                self._open_choice(delta.choice, delta)
+                self._say(delta.choice, delta)
                 self._require(
                     self._in_call[delta.choice] and delta.call == self._calls[delta.choice] - 1,
                     delta,
                 )
             case Finished():
-                self._open_choice(delta.choice, delta)
+                self._say(delta.choice, delta)
                 self._finished.add(delta.choice)
             case Accepted():
                 self._require(self.state == "idle" and self._choices > 0, delta)
@@ -99,7 +110,11 @@ class ReplyChecker:
             case _ as unreachable:
                 assert_never(unreachable)
 
-    def _open_choice(self, choice: int, delta: Delta) -> None:
+    def _say(self, choice: int, delta: Delta) -> None:
+        self._require_open(choice, delta)
+        self._begun[choice] = True
+
+    def _require_open(self, choice: int, delta: Delta) -> None:
         self._require(
             self.state == "started"
             and 0 <= choice < self._choices

@@ -6,7 +6,7 @@ these values are already valid.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -17,12 +17,14 @@ class StopConditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     Attributes:
         strings: Stop strings. They act on the answer text only, never on reasoning or tool calls,
             and are not part of the text.
+        patterns: The same as regular expressions that `schemas.stop_pattern` understands.
         token_ids: Token ids that end the choice.
         ignore_eos: Do not stop at the model's end-of-turn token.
         include_in_text: Keep the stop string in the text.
     """
 
     strings: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_in_text: bool = False
@@ -76,15 +78,44 @@ class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_t
 Constraint: TypeAlias = JsonSchema | JsonObject | Regex | Ebnf | StructuralTag
 
 
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is handed to the engine as it is, for callers who know it.
+
+    Attributes:
+        label: The caller's own name of the request, as a part of its id inside the engine.
+        adapter: Name of a LoRA adapter that the worker has loaded.
+        priority: Rank among the requests that wait inside the engine.
+        logit_processor: Serialised code that the engine runs for every token.
+        custom_params: Data for that code.
+        hidden_states: Report the last layer's state of every generated token, or of the last.
+        routed_experts: Report which experts each token went to.
+    """
+
+    label: str = ""
+    adapter: str | None = None
+    priority: int | None = None
+    logit_processor: str | None = None
+    custom_params: dict[str, Any] = {}
+    hidden_states: Literal["all", "last"] | None = None
+    routed_experts: bool = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling of one Job. None means: the model's own default.
 
     Attributes:
-        n: Number of choices.
-        seed: Choice `i` samples with `seed + i`, so that choices differ and repeat.
+        n: Number of choices per prompt.
+        seed: The `i`-th choice of a prompt samples with `seed + i`, so that choices differ and
+            repeat.
         logit_bias: Pairs of (token id, bias).
         logprobs: Report the log probability of each answer token.
         top_logprobs: How many alternatives to report with each, 0 to 20.
+        logprob_token_ids: Ids whose log probability to report with each, likely or not.
+        prompt_logprobs_from: First position of a token prompt whose log probabilities are reported
+            too; None for none.
+        report_token_ids: Report the sampled ids in the reply.
+        spaces_between_special_tokens: How the text of neighbouring special tokens is joined.
+        engine: Options that only some engines have.
     """
 
     limit: OutputLimit
@@ -102,4 +133,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     constraint: Constraint | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs_from: int | None = None
+    report_token_ids: bool = False
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    engine: EngineOptions = EngineOptions()

@@ -249,7 +249,7 @@ class _Run:
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "an engine that takes token ids has a tokenizer"
         match self._job.prompt:
-            case TokenPrompt(token_ids=ids):
+            case TokenPrompt(prompts=(ids,)):
                 return ids, False
             case ChatPrompt():
                 return await render(tokenizer, self._job)

@@ -34,7 +34,7 @@ def request(
     job = Job(
         job_id=engine_request_id,
         model="m",
-        prompt=TokenPrompt(token_ids=prompt_ids),
+        prompt=TokenPrompt(prompts=(prompt_ids,)),
         sampling=SamplingParams(
             limit=OutputLimit(max_tokens=max_tokens, min_tokens=min_tokens), **sampling
         ),

@@ -419,7 +419,7 @@ class TestFailures:
 
     async def test_token_ids_are_refused(self, engine: UpstreamEngine) -> None:
         with pytest.raises(UnsupportedParameter):
-            await collect(engine, request(prompt=TokenPrompt(token_ids=(1,))))
+            await collect(engine, request(prompt=TokenPrompt(prompts=((1,),))))
 
 
 class TestAbort:

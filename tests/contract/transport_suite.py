@@ -45,7 +45,7 @@ def a_job(
         request_id="req_test",
         model=model,
         job_class=job_class,
-        prompt=TokenPrompt(token_ids=(1, 2, 3)),
+        prompt=TokenPrompt(prompts=((1, 2, 3),)),
         sampling=SamplingParams(limit=OutputLimit(max_tokens=8)),
         created_at=now,
         deadline=now + 600,

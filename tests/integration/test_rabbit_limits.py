@@ -158,14 +158,14 @@ async def set_max_message_size(node: BrokerNode, size: int) -> None:
 
 def huge_job(model: str, size: int) -> Job:
     job = a_job(model)
-    return msgspec.structs.replace(job, prompt=TokenPrompt(token_ids=(7,) * (size // 2)))
+    return msgspec.structs.replace(job, prompt=TokenPrompt(prompts=((7,) * (size // 2),)))
 
 
 async def test_bad_messages_are_set_aside_and_fifty_good_jobs_served(
     broker: Broker, model: str, raw: AbstractChannel
 ) -> None:
     async def run(delivery: Delivery) -> None:
-        if delivery.job.prompt == TokenPrompt(token_ids=(666,)):
+        if delivery.job.prompt == TokenPrompt(prompts=((666,),)):
             delivery.send(the_end(delivery.job, 0))
             await delivery.dead_letter("the handler always raises")
         else:
@@ -180,7 +180,7 @@ async def test_bad_messages_are_set_aside_and_fifty_good_jobs_served(
         unreadable = {f"cut-{model}": b'{"', f"future-{model}": future}
         for correlation_id, body in unreadable.items():
             await jobs.publish(aio_pika.Message(body, correlation_id=correlation_id), key)
-        raising = msgspec.structs.replace(a_job(model), prompt=TokenPrompt(token_ids=(666,)))
+        raising = msgspec.structs.replace(a_job(model), prompt=TokenPrompt(prompts=((666,),)))
         bad_reply = await dispatcher.dispatch(raising)
         good = [await dispatcher.dispatch(a_job(model)) for _ in range(50)]
         async with serving(source, run):

@@ -15,12 +15,16 @@ from schemas.delta import (
     Failed,
     Finished,
     FinishReason,
+    InternalsDelta,
     Interrupted,
+    PromptDelta,
+    PromptLogprob,
     ReasoningDelta,
     ReplyMessage,
     Started,
     TextDelta,
     TokenLogprob,
+    TokensDelta,
     ToolCallStarted,
     TopLogprob,
     Usage,
@@ -31,6 +35,7 @@ from schemas.message import ImagePart, Message, TextPart, ToolCall, ToolChoice, 
 from schemas.model_card import ModelCard, WorkerInfo
 from schemas.sampling import (
     Ebnf,
+    EngineOptions,
     JsonObject,
     JsonSchema,
     OutputLimit,
@@ -79,17 +84,33 @@ logprobs = st.builds(
     TokenLogprob,
     *(token_ids, texts, st.binary(max_size=4), probabilities),
     tuples_of(top_logprobs, 2),
+    tuples_of(top_logprobs, 2),
+)
+prompt_logprobs = st.builds(
+    PromptLogprob,
+    *(token_ids, texts, st.binary(max_size=4), st.none() | probabilities),
+    tuples_of(top_logprobs, 2),
+    tuples_of(top_logprobs, 2),
 )
 finish_reasons = st.sampled_from(FinishReason)
+hidden_states = st.none() | st.lists(st.lists(probabilities, max_size=2), max_size=2)
 stops = st.none() | texts | token_ids
 
 
 @st.composite
 def choices(draw: st.DrawFn, choice: int) -> list[Delta]:
     """What one choice says, up to and with its end."""
-    said: list[Delta] = []
+    prompt = st.builds(PromptDelta, st.just(choice), texts, tuples_of(prompt_logprobs, 2))
+    said: list[Delta] = [*draw(st.lists(prompt, max_size=2))]
     call, in_call = -1, False
-    for sort in draw(st.lists(st.sampled_from(["text", "reasoning", "tool", "more"]), max_size=6)):
+    sorts = ["text", "reasoning", "tool", "more", "ids", "internals"]
+    for sort in draw(st.lists(st.sampled_from(sorts), max_size=6)):
+        if sort == "ids":
+            said.append(TokensDelta(choice, draw(tuples_of(token_ids))))
+            continue
+        if sort == "internals":
+            said.append(InternalsDelta(choice, draw(hidden_states), draw(st.none() | names)))
+            continue
         if sort == "text":
             said.append(TextDelta(choice, draw(texts), draw(tuples_of(logprobs, 2))))
         elif sort == "reasoning":
@@ -178,7 +199,9 @@ tools = st.builds(
 reasonings = st.builds(
     Reasoning, effort=st.sampled_from([None, "none", "low", "max"]), visible=st.booleans()
 )
-prompts = st.builds(TokenPrompt, token_ids=tuples_of(token_ids, 9)) | st.builds(
+prompts = st.builds(
+    TokenPrompt, prompts=tuples_of(tuples_of(token_ids, 9), 3), echo=st.booleans()
+) | st.builds(
     ChatPrompt,
     messages=conversations,
     tools=tuples_of(tools, 2),
@@ -206,9 +229,24 @@ samplings = st.builds(
     frequency_penalty=optional_floats,
     seed=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
     logit_bias=tuples_of(st.tuples(token_ids, st.floats(-100, 100))),
-    stop=st.builds(StopConditions, strings=tuples_of(texts), token_ids=tuples_of(token_ids)),
+    stop=st.builds(
+        StopConditions,
+        strings=tuples_of(texts),
+        patterns=tuples_of(texts),
+        token_ids=tuples_of(token_ids),
+    ),
     constraint=st.none() | constraints,
     logprobs=st.booleans(),
+    logprob_token_ids=tuples_of(token_ids),
+    prompt_logprobs_from=st.none() | st.integers(0, 9),
+    engine=st.builds(
+        EngineOptions,
+        label=names,
+        adapter=st.none() | names,
+        priority=st.none() | st.integers(-9, 9),
+        custom_params=json_objects,
+        hidden_states=st.sampled_from([None, "all", "last"]),
+    ),
 )
 jobs = st.builds(
     Job,

@@ -18,11 +18,14 @@ from schemas.delta import (
     Failed,
     Finished,
     FinishReason,
+    InternalsDelta,
     Interrupted,
+    PromptDelta,
     ReasoningDelta,
     ReplyMessage,
     Started,
     TextDelta,
+    TokensDelta,
     ToolCallStarted,
     Usage,
 )
@@ -34,6 +37,9 @@ N = 2
 ANY_DELTA = st.one_of(
     st.just(Accepted("w", 1)),
     st.just(Started("w", 1, 0)),
+    st.builds(PromptDelta, st.integers(-1, N), st.just("x")),
+    st.builds(TokensDelta, st.integers(-1, N), st.just((1,))),
+    st.builds(InternalsDelta, st.integers(-1, N)),
     st.builds(TextDelta, st.integers(-1, N), st.just("x")),
     st.builds(ReasoningDelta, st.integers(-1, N), st.just("x")),
     st.builds(ToolCallStarted, st.integers(0, N), st.integers(-1, 2), st.just("f")),
@@ -50,14 +56,25 @@ ANY_DELTA = st.one_of(
 LETTERS = {
     Accepted: "A", Started: "S", Completed: "C", Failed: "F", Interrupted: "I", TextDelta: "e",
     ReasoningDelta: "e", ToolCallStarted: "e", ArgumentsDelta: "e", Finished: "e", Counted: "N",
+    PromptDelta: "e", TokensDelta: "e", InternalsDelta: "e",
 }  # fmt: skip
 ATTEMPT_PREFIX = re.compile("[FI]?|A([FI]|(Se*[CFI]?)?)?")
 COUNT_PREFIX = re.compile("[FIN]?")  # of a Job without choices
 CHOICE_LETTERS = {
     TextDelta: "t", ReasoningDelta: "t", ToolCallStarted: "T", ArgumentsDelta: "a", Finished: "f",
+    PromptDelta: "p", TokensDelta: "i", InternalsDelta: "i",
 }  # fmt: skip
-CHOICE = re.compile("(t|T(t*a)*|t)*f?")
-EVENTS = TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta | Finished
+CHOICE = re.compile("p*(t|i|T[ai]*)*f?")
+EVENTS = (
+    PromptDelta
+    | TokensDelta
+    | InternalsDelta
+    | TextDelta
+    | ReasoningDelta
+    | ToolCallStarted
+    | ArgumentsDelta
+    | Finished
+)
 
 
 def is_prefix_of_the_grammar(deltas: list[Delta], n: int) -> bool:

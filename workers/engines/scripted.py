@@ -92,7 +92,7 @@ def _last_user_text(job: Job) -> str:
             texts = [message.text for message in messages if message.role == "user"]
             # Some clients quote the prompt once more in JSON.
             return texts[-1].replace('\\"', '"') if texts else ""
-        case TokenPrompt(token_ids=ids):
+        case TokenPrompt(prompts=(ids,)):
             return bytes(i for i in ids if i < 256).decode(errors="replace")
 
 

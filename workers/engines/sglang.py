@@ -186,7 +186,7 @@ class SglangEngine:
         job = Job(
             job_id="warm-up",
             model=self._served_id,
-            prompt=TokenPrompt(token_ids=(0,)),
+            prompt=TokenPrompt(prompts=((0,),)),
             sampling=SamplingParams(limit=OutputLimit(max_tokens=4)),
             created_at=0,
             deadline=0,

@@ -192,7 +192,7 @@ class TestRequest:
 
     def test_token_ids_cannot_be_sent(self) -> None:
         with pytest.raises(UnsupportedParameter):
-            request_body(request(TokenPrompt(token_ids=(1,))), "m")
+            request_body(request(TokenPrompt(prompts=((1,),))), "m")
 
 
 class TestSse:
