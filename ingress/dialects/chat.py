@@ -2,44 +2,31 @@
 
 It knows no other dialect, no transport and no engine.
 
-Source: Chat Completions, sections 2 to 5 and 11; dialect profiles, #8.
+Source: Chat Completions, sections 2, 4, 5, 8 and 10 to 12; dialect profiles, #8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from ingress.dialects import envelope
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.chat_encoder import ChatEncoder
-from ingress.dialects.chat_request import (
-    AssistantMessage,
-    AssistantPart,
-    ChatMessage,
-    ChatRequest,
-    ImageContent,
-    InputPart,
-    TextContent,
-    ToolMessage,
-)
+from ingress.dialects.chat_format import constraint
+from ingress.dialects.chat_messages import neutral_messages
+from ingress.dialects.chat_request import ChatRequest
+from ingress.dialects.chat_tools import offer, offer_legacy
 from ingress.dialects.effort import Wish, resolve
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.profile import Profile
 from ingress.dialects.sampling_policy import ignored_sampling
+from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.dialects.validation import validate
-from schemas.errors import (
-    ErrorInfo,
-    SchemaValidationFailed,
-    UnsupportedParameter,
-    UnsupportedValue,
-)
+from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Job, Reasoning
-from schemas.message import Message, Part, TextPart, ToolCall
+from schemas.message import ToolChoice, ToolSpec
 from schemas.model_card import ModelCard
 from schemas.sampling import SamplingParams, StopConditions
-
-Content: TypeAlias = str | Sequence[InputPart] | Sequence[AssistantPart] | None
 
 _NO_TOP_K_LIMIT = 2**30
 """Above any vocabulary, and within the 32-bit integers engines use."""
@@ -77,19 +64,21 @@ class Chat:
         return validate(ChatRequest, body)
 
     def normalise(self, request: ChatRequest, card: ModelCard, context: JobContext) -> Normalised:
-        _refuse_unserved(request, card)
         _check_capabilities(request, card)
         reasoning = resolve(_reasoning_wish(request, context.profile), card.capabilities.reasoning)
+        tools, choice = _offer(request, card)
         job = Job(
             job_id=context.job_id,
             request_id=context.request_id,
             model=card.id,
             prompt=ChatPrompt(
-                messages=tuple(_message(message) for message in request.messages),
+                messages=neutral_messages(request.messages, vision=card.capabilities.vision),
+                tools=tools,
+                tool_choice=choice,
                 reasoning=reasoning,
                 template_options=_template_options(request, card),
             ),
-            sampling=_sampling(request, card, reasoning),
+            sampling=_sampling(request, card, reasoning, choice),
             created_at=context.now,
             deadline=context.deadline,
             queue_deadline=context.queue_deadline,
@@ -103,6 +92,10 @@ class Chat:
             stamp,
             include_usage=options is not None and options.include_usage,
             service_tier="default" if request.service_tier is not None else None,
+            custom_tools=frozenset(
+                tool.custom.name for tool in request.tools or () if tool.is_custom and tool.custom
+            ),
+            legacy_calls=request.legacy_calls,
         )
 
     def error_body(self, error: ErrorInfo, request_id: str) -> bytes:
@@ -113,41 +106,6 @@ class Chat:
 
 
 # --- What the model cannot do --------------------------------------------------------------------
-
-
-def _refuse_unserved(request: ChatRequest, card: ModelCard) -> None:
-    """Refuses the documented features that this version does not serve."""
-    unserved = {
-        "tools": request.tools,
-        "functions": request.functions,
-        "function_call": request.function_call not in (None, "none", "auto"),
-        "response_format": request.response_format and request.response_format.type != "text",
-        "regex": request.regex is not None,
-    }
-    for field, used in unserved.items():
-        if used:
-            raise _unserved(field)
-    if isinstance(request.tool_choice, str | dict):
-        if request.tool_choice not in ("none", "auto"):
-            raise UnsupportedValue(
-                "`tool_choice` asks for a tool that is not in `tools`.", param="tool_choice"
-            )
-    elif request.tool_choice is not None:
-        raise SchemaValidationFailed(
-            "`tool_choice` must be a string or an object.", param="tool_choice"
-        )
-    for index, message in enumerate(request.messages):
-        if isinstance(message, AssistantMessage) and message.function_call is not None:
-            raise _unserved(f"messages[{index}].function_call")
-        if not card.capabilities.vision or isinstance(message.content, str | None):
-            continue
-        for position, part in enumerate(message.content):
-            if isinstance(part, ImageContent):
-                raise _unserved(f"messages[{index}].content[{position}].image_url")
-
-
-def _unserved(field: str) -> UnsupportedParameter:
-    return UnsupportedParameter(f"This deployment does not support `{field}` yet.", param=field)
 
 
 def _check_capabilities(request: ChatRequest, card: ModelCard) -> None:
@@ -161,6 +119,19 @@ def _check_capabilities(request: ChatRequest, card: ModelCard) -> None:
             f"`logit_bias` must have token ids below {card.vocab_size} as keys.",
             param="logit_bias",
         )
+
+
+# --- Tools ---------------------------------------------------------------------------------------
+
+
+def _offer(request: ChatRequest, card: ModelCard) -> tuple[tuple[ToolSpec, ...], ToolChoice]:
+    if request.legacy_calls:
+        check_supported(card, "functions")
+        return offer_legacy(request.functions or (), request.function_call)
+    if request.tools:
+        check_supported(card, "tools")
+    parallel = request.parallel_tool_calls is not False
+    return offer(request.tools or (), request.tool_choice, parallel=parallel)
 
 
 # --- Reasoning -----------------------------------------------------------------------------------
@@ -209,7 +180,10 @@ def _template_options(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
 # --- Sampling ------------------------------------------------------------------------------------
 
 
-def _sampling(request: ChatRequest, card: ModelCard, reasoning: Reasoning) -> SamplingParams:
+def _sampling(
+    request: ChatRequest, card: ModelCard, reasoning: Reasoning, choice: ToolChoice
+) -> SamplingParams:
+    wanted = constraint(request.response_format, request.regex, card.capabilities)
     requested = request.max_tokens
     if requested is None:
         requested = request.max_completion_tokens
@@ -227,6 +201,7 @@ def _sampling(request: ChatRequest, card: ModelCard, reasoning: Reasoning) -> Sa
         seed=request.seed,
         logit_bias=request.logit_bias or (),
         stop=StopConditions(strings=_stop_strings(request.stop)),
+        constraint=answer_constraint(wanted, choice),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs or 0,
     )
@@ -238,50 +213,3 @@ def _top_k(top_k: int | None, card: ModelCard) -> int | None:
 
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
-
-
-# --- Messages ------------------------------------------------------------------------------------
-
-
-def _message(message: ChatMessage) -> Message:
-    match message:
-        case AssistantMessage():
-            content = message.refusal if message.content is None else message.content
-            return Message(
-                role="assistant",
-                parts=_parts(content),
-                reasoning=message.reasoning_content or None,
-                tool_calls=tuple(
-                    ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-                    for call in message.tool_calls or ()
-                ),
-                name=message.name,
-            )
-        case ToolMessage():
-            return Message(
-                role="tool",
-                parts=_parts(message.content),
-                tool_call_id=message.tool_call_id,
-                name=message.name,
-            )
-        case _:
-            return Message(
-                role="system" if message.role == "developer" else message.role,
-                parts=_parts(message.content),
-                name=message.name,
-            )
-
-
-def _parts(content: Content) -> tuple[Part, ...]:
-    """One text part, or none if there is no text.
-
-    Images are left out: models without vision get the request without them.
-    """
-    text = content if isinstance(content, str) else "".join(map(_text, content or ()))
-    return (TextPart(text=text),) if text else ()
-
-
-def _text(part: InputPart | AssistantPart) -> str:
-    if isinstance(part, TextContent):
-        return part.text
-    return "" if isinstance(part, ImageContent) else part.refusal

@@ -7,6 +7,9 @@ Whitespace that only separates a tool call from its surroundings is dropped: a t
 between two parts of another kind) with nothing but whitespace in it that comes right before a call
 or anywhere after one. So whitespace is held back until it is known what it is.
 
+That rule is also in `parts.py`. It is kept here a second time because most Deltas are text, and a
+chunk of text needs no part: with `Parts` in between, not half as many Deltas pass per second.
+
 Source: Chat Completions, sections 6 (body), 7 (stream), 8 (tool calls) and 9 (log probabilities);
 dialect profiles, #9; failures, sections 1 and 2.
 """
@@ -19,6 +22,7 @@ from typing import Any, Literal
 
 from ingress.dialects import envelope, sse, wire_json
 from ingress.dialects.base import Frame, Stamp
+from ingress.dialects.chat_calls import Call, CustomCall, FunctionCall, LegacyCall
 from schemas.delta import (
     ArgumentsDelta,
     Completed,
@@ -40,21 +44,6 @@ _NO_FRAMES: tuple[Frame, ...] = ()
 _LOWEST_LOGPROB = -9999.0
 
 _END_OF_CHOICE = b',"finish_reason":null,"logprobs":null}'
-
-
-class _Call:
-    """A tool call of a choice."""
-
-    __slots__ = ("arguments", "id", "name")
-
-    def __init__(self, call_id: str, name: str) -> None:
-        self.id = call_id
-        self.name = name
-        self.arguments: list[str] = []
-
-    @property
-    def has_arguments(self) -> bool:
-        return any(fragment.strip() for fragment in self.arguments)
 
 
 class _Choice:
@@ -92,7 +81,7 @@ class _Choice:
         self.held_logprobs: list[TokenLogprob] = []
         self.content: list[str] = []
         self.reasoning: list[str] = []
-        self.calls: list[_Call] = []
+        self.calls: list[Call] = []
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self.matched: str | int | None = None
@@ -106,16 +95,27 @@ class ChatEncoder:
         stamp: Ids and clock.
         include_usage: The request asked for usage in the stream.
         service_tier: Echoed, if the request set one.
+        custom_tools: Names of the tools whose calls are written as custom ones.
+        legacy_calls: A call is written as `function_call`, which has room for one.
     """
 
     def __init__(
-        self, job: Job, stamp: Stamp, *, include_usage: bool, service_tier: str | None
+        self,
+        job: Job,
+        stamp: Stamp,
+        *,
+        include_usage: bool,
+        service_tier: str | None,
+        custom_tools: frozenset[str],
+        legacy_calls: bool,
     ) -> None:
         self._stamp = stamp
         self._with_logprobs = job.sampling.logprobs
         self._top_logprobs = job.sampling.top_logprobs
         self._sends_usage = include_usage or stamp.profile.usage_unasked
         self._service_tier = service_tier
+        self._custom_tools = custom_tools
+        self._legacy_calls = legacy_calls
         self._usage: Usage | None = None
 
         fields = self._fields("chat.completion.chunk")
@@ -236,47 +236,44 @@ class ChatEncoder:
     def _tool_call(self, delta: ToolCallStarted) -> Sequence[Frame]:
         choice = self._choices[delta.choice]
         self._drop(choice)
-        ended = self._end_call(choice)
         choice.part = "call"
-        call = _Call(_call_id(self._stamp.response_id, delta.choice, delta.call), delta.name)
+        ended = self._end_call(choice, complete=True)
+        if self._legacy_calls and choice.calls:
+            return ended
+        call = self._new_call(delta)
         choice.calls.append(call)
-        value = {
-            "id": call.id,
-            "index": delta.call,
-            "type": "function",
-            "function": {"name": call.name, "arguments": ""},
-        }
-        frame = b'%b{"tool_calls":[%b]}%b' % (choice.head, wire_json.encode(value), self._delta_end)
-        return (*ended, frame)
+        return (*ended, *self._chunk(choice, call.open()))
+
+    def _new_call(self, delta: ToolCallStarted) -> Call:
+        if self._legacy_calls:
+            return LegacyCall(delta.name)
+        call_id = _call_id(self._stamp.response_id, delta.choice, delta.call)
+        style = CustomCall if delta.name in self._custom_tools else FunctionCall
+        return style(call_id, delta.call, delta.name)
 
     def _arguments(self, delta: ArgumentsDelta) -> Sequence[Frame]:
-        if not delta.text:
-            return _NO_FRAMES
         choice = self._choices[delta.choice]
-        choice.calls[delta.call].arguments.append(delta.text)
-        frame = b'%b{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}%b' % (
-            choice.head,
-            delta.call,
-            wire_json.encode_text(delta.text),
-            self._delta_end,
-        )
-        return (frame,)
-
-    def _end_call(self, choice: _Choice) -> Sequence[Frame]:
-        """A call without arguments gets an empty object: clients parse what they are sent."""
-        if not choice.calls or choice.calls[-1].has_arguments:
+        if not delta.text or delta.call >= len(choice.calls):
             return _NO_FRAMES
-        return self._arguments(ArgumentsDelta(choice.index, len(choice.calls) - 1, "{}"))
+        return self._chunk(choice, choice.calls[delta.call].grow(delta.text))
+
+    def _end_call(self, choice: _Choice, *, complete: bool) -> tuple[Frame, ...]:
+        return self._chunk(
+            choice, choice.calls[-1].close(complete=complete) if choice.calls else None
+        )
+
+    def _chunk(self, choice: _Choice, delta: bytes | None) -> tuple[Frame, ...]:
+        return (choice.head + delta + self._delta_end,) if delta else _NO_FRAMES
 
     # --- Ends ------------------------------------------------------------------------------------
 
     def _finished(self, delta: Finished) -> Sequence[Frame]:
         choice = self._choices[delta.choice]
-        choice.finish_reason = _finish_reason(delta.reason, called=bool(choice.calls))
+        called = "function_call" if self._legacy_calls else "tool_calls"
+        choice.finish_reason = _finish_reason(delta.reason, called if choice.calls else "stop")
         choice.matched = delta.matched
         ending = [*self._settle(choice)]
-        if choice.finish_reason == "tool_calls":
-            ending += self._end_call(choice)
+        ending += self._end_call(choice, complete=choice.finish_reason == called)
         ending.append(
             b'%b{},"finish_reason":"%b","logprobs":null,"matched_stop":%b}%b'
             % (
@@ -307,26 +304,36 @@ class ChatEncoder:
         )
 
     def _choice_object(self, choice: _Choice) -> dict[str, Any]:
+        calls = [call.written() for call in choice.calls]
+        message = {
+            "role": "assistant",
+            "content": "".join(choice.content),
+            "reasoning_content": "".join(choice.reasoning) or None,
+            "tool_calls": None if self._legacy_calls else calls or None,
+            "refusal": None,
+        }
+        if self._legacy_calls:
+            message["function_call"] = calls[0] if calls else None
         return {
             "index": choice.index,
-            "message": {
-                "role": "assistant",
-                "content": "".join(choice.content),
-                "reasoning_content": "".join(choice.reasoning) or None,
-                "tool_calls": [_call_object(call) for call in choice.calls] or None,
-                "refusal": None,
-            },
+            "message": message,
             "logprobs": _logprobs(choice.logprobs) if self._with_logprobs else None,
             "finish_reason": choice.finish_reason,
             "matched_stop": choice.matched,
         }
 
 
-def _finish_reason(reason: FinishReason, *, called: bool) -> str:
-    """The dialect's word. A call that was cut off is not a finished call, whoever made it."""
+def _finish_reason(reason: FinishReason, whole: str) -> str:
+    """The dialect's word.
+
+    Args:
+        reason: Why the choice ended. A call that was cut off is not a finished call, whoever made
+            it.
+        whole: The word for an end that is not a cut.
+    """
     match reason:
         case FinishReason.STOP | FinishReason.TOOL_CALLS:
-            return "tool_calls" if called else "stop"
+            return whole
         case FinishReason.LENGTH:
             return "length"
         case FinishReason.CONTENT_FILTER:
@@ -340,14 +347,6 @@ def _finish_reason(reason: FinishReason, *, called: bool) -> str:
 def _call_id(response_id: str, choice: int, call: int) -> str:
     name = f"{response_id}/{choice}/{call}".encode()
     return "call_" + hashlib.blake2b(name, digest_size=12).hexdigest()
-
-
-def _call_object(call: _Call) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": "".join(call.arguments)},
-    }
 
 
 def _logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,18 +1,26 @@
-"""The typed body of Chat Completions.
+"""The typed body of Chat Completions; messages, tools and the form of the answer have own files.
 
 Everything here can be judged without knowing the model; what depends on it is checked when the
 request is normalised. Fields that have no effect are not declared: extra fields are ignored.
 
-Source: Chat Completions, sections 2 (request fields) and 3 (messages).
+Source: Chat Completions, section 2 (request fields).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
 
+from ingress.dialects.chat_format import Pattern, ResponseFormat
+from ingress.dialects.chat_messages import ChatMessage
+from ingress.dialects.chat_tools import (
+    Choice,
+    FunctionDefinition,
+    LegacyChoice,
+    NamedTool,
+    ToolDefinition,
+)
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
     Flag,
@@ -20,7 +28,6 @@ from ingress.dialects.validation import (
     WireModel,
     bad_shape,
     bad_value,
-    by_field,
     check_depth,
 )
 from schemas.job import Effort
@@ -31,137 +38,6 @@ MAX_TOP_LOGPROBS = 20
 
 _TOKEN_ID_DIGITS = 10
 """Longer ones are beyond any vocabulary."""
-
-# --- Content parts -------------------------------------------------------------------------------
-
-
-class TextContent(WireModel):
-    """A piece of text."""
-
-    text: str
-
-
-class ImageUrl(WireModel):
-    """Where an image is; which of the two is allowed depends on the model."""
-
-    url: str | None = None
-    file_id: str | None = None
-
-
-class ImageContent(WireModel):
-    """An image."""
-
-    image_url: ImageUrl
-
-
-class RefusalContent(WireModel):
-    """What an assistant said instead of an answer."""
-
-    refusal: str
-
-
-InputPart: TypeAlias = Annotated[
-    Annotated[TextContent, Tag("<text>")] | Annotated[ImageContent, Tag("<image_url>")],
-    by_field("type", "text", "image_url"),
-]
-
-AssistantPart: TypeAlias = Annotated[
-    Annotated[TextContent, Tag("<text>")]
-    | Annotated[ImageContent, Tag("<image_url>")]
-    | Annotated[RefusalContent, Tag("<refusal>")],
-    by_field("type", "text", "image_url", "refusal"),
-]
-
-InputContent: TypeAlias = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[InputPart], Tag("<array>")],
-    STRING_OR_ARRAY,
-]
-
-AssistantContent: TypeAlias = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[AssistantPart], Tag("<array>")],
-    STRING_OR_ARRAY,
-]
-
-# --- Messages ------------------------------------------------------------------------------------
-
-
-def _argument_text(value: Any) -> str:
-    if value is None:
-        return "{}"
-    if isinstance(value, dict):
-        return orjson.dumps(check_depth(value)).decode()
-    if not isinstance(value, str):
-        raise bad_shape("must be a string")
-    return value if value.strip() else "{}"
-
-
-class CalledFunction(WireModel):
-    """Name and arguments of an earlier call; an object is taken for its JSON text."""
-
-    name: str
-    arguments: Annotated[str, BeforeValidator(_argument_text)] = "{}"
-
-
-class CalledTool(WireModel):
-    """A call that an assistant message made."""
-
-    id: str
-    type: Literal["function"] | None = None
-    function: CalledFunction
-
-
-class SystemMessage(WireModel):
-    """Instructions, under either of their two roles."""
-
-    role: Literal["system", "developer"]
-    content: InputContent
-    name: str | None = None
-
-
-class UserMessage(WireModel):
-    """A turn of the user."""
-
-    role: Literal["user"]
-    content: InputContent
-    name: str | None = None
-
-
-class AssistantMessage(WireModel):
-    """A turn of the assistant, as we sent it or as the client made it up."""
-
-    role: Literal["assistant"]
-    content: AssistantContent | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[CalledTool] | None = None
-    function_call: Any = None
-    name: str | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> AssistantMessage:
-        silent = self.content is None and self.refusal is None
-        if silent and not self.tool_calls and self.function_call is None:
-            raise bad_shape("is required in a message without tool calls", field="content")
-        return self
-
-
-class ToolMessage(WireModel):
-    """The result of a call. The call itself may be missing: clients trim history."""
-
-    role: Literal["tool"]
-    content: InputContent
-    tool_call_id: str
-    name: str | None = None
-
-
-ChatMessage: TypeAlias = Annotated[
-    Annotated[SystemMessage, Tag("<system>")]
-    | Annotated[SystemMessage, Tag("<developer>")]
-    | Annotated[UserMessage, Tag("<user>")]
-    | Annotated[AssistantMessage, Tag("<assistant>")]
-    | Annotated[ToolMessage, Tag("<tool>")],
-    by_field("role", "system", "developer", "user", "assistant", "tool"),
-]
 
 # --- Options -------------------------------------------------------------------------------------
 
@@ -182,12 +58,6 @@ class Thinking(WireModel):
     """The third of the three spellings, as a switch."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-
-
-class ResponseFormat(WireModel):
-    """The form of the answer."""
-
-    type: Literal["text", "json_object", "json_schema", "grammar", "structural_tag"]
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
@@ -249,13 +119,13 @@ class ChatRequest(WireModel):
     stream: Flag = False
     stream_options: StreamOptions | None = None
 
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
+    functions: list[FunctionDefinition] | None = None
+    function_call: LegacyChoice | None = None
     response_format: ResponseFormat | None = None
-    regex: str | None = None
+    regex: Pattern | None = None
 
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
@@ -269,3 +139,18 @@ class ChatRequest(WireModel):
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_value("needs `logprobs` to be true", field="top_logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _one_spelling_of_tools(self) -> ChatRequest:
+        if self.tools and self.functions:
+            raise bad_value("cannot be combined with `tools`", field="functions")
+        if isinstance(self.function_call, NamedTool) and not self.functions:
+            raise bad_value("names a function, but there are none", field="function_call")
+        if self.functions and self.tool_choice not in (None, "auto", "none"):
+            raise bad_value("needs `tools`, not `functions`", field="tool_choice")
+        return self
+
+    @property
+    def legacy_calls(self) -> bool:
+        """Tools are spelled as functions, and so must calls be."""
+        return bool(self.functions)

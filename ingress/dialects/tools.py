@@ -12,11 +12,30 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from schemas.errors import InvalidTool, ToolChoiceUnknownTool, ToolSchemaInvalid, UnsupportedValue
+from schemas.errors import (
+    InvalidTool,
+    ToolChoiceUnknownTool,
+    ToolSchemaInvalid,
+    UnsupportedParameter,
+    UnsupportedValue,
+)
 from schemas.message import ToolChoice, ToolSpec
+from schemas.model_card import ModelCard
 from schemas.sampling import Constraint
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+def check_supported(card: ModelCard, param: str) -> None:
+    """For requests with tools: a model that cannot see them would answer as if there were none.
+
+    Raises:
+        UnsupportedParameter: The model does not call tools.
+    """
+    if not card.capabilities.tools:
+        raise UnsupportedParameter(
+            f"`{param}` cannot be used: this model does not call tools.", param=param
+        )
 
 
 def check_name(name: str, param: str) -> str:

@@ -2,14 +2,17 @@
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingress.dialects.chat import Chat
-from ingress.dialects.chat_request import AssistantMessage, ChatRequest, ToolMessage
+from ingress.dialects.chat_messages import AssistantMessage, ToolMessage
+from ingress.dialects.chat_request import ChatRequest
 from schemas.codec import decode_job, encode_job
 from schemas.errors import RequestError
 from schemas.job import Job
+from schemas.model_card import Capabilities, ModelCard
 from tests.unit.dialects.transcripts import CARD, CONTEXT
 
 # What a JSON decoder yields, with the words of the dialect as likely as any other.
@@ -17,12 +20,15 @@ words = st.sampled_from(
     [
         *("system", "user", "assistant", "tool", "developer", "text", "image_url", "refusal"),
         *("none", "low", "high", "enabled", "auto", "function", "enable_thinking", "5", ""),
+        *("custom", "required", "allowed_tools", "grammar", "json_schema", "json_object", "object"),
     ]
 )
 keys = st.sampled_from(
     [
         *("role", "content", "type", "text", "image_url", "url", "id", "function", "name"),
         *("arguments", "effort", "include_usage", "refusal", "tool_calls", "tool_call_id"),
+        *("parameters", "custom", "input", "format", "grammar", "definition", "json_schema"),
+        *("schema", "allowed_tools", "mode", "tools", "structures", "triggers", "properties"),
     ]
 )
 scalars = (
@@ -57,21 +63,28 @@ bodies = st.fixed_dictionaries(
 )
 
 
-def outcome(body: Any) -> Job | RequestError:
+# A model that can do everything, so that nothing is refused for that reason.
+ABLE = msgspec.structs.replace(
+    CARD, capabilities=Capabilities(vision=True, tools=True, regex=True, grammar=True)
+)
+
+
+def outcome(body: Any, card: ModelCard) -> Job | RequestError:
     chat = Chat()
     try:
-        return chat.normalise(chat.parse(body), CARD, CONTEXT).job
+        return chat.normalise(chat.parse(body), card, CONTEXT).job
     except RequestError as error:
         return error
 
 
 def check(body: Any) -> None:
-    found = outcome(body)
-    if isinstance(found, Job):
-        assert decode_job(encode_job(found)) == found
-    else:
-        assert found.status == 400
-        assert found.param or found.code == "invalid_json_request"
+    for card in (CARD, ABLE):
+        found = outcome(body, card)
+        if isinstance(found, Job):
+            assert decode_job(encode_job(found)) == found
+        else:
+            assert found.status == 400
+            assert found.param or found.code == "invalid_json_request"
 
 
 @given(bodies | values)
@@ -82,6 +95,24 @@ def test_any_body(body: Any) -> None:
 @given(st.sampled_from(sorted(ChatRequest.model_fields)), values)
 def test_any_value_of_one_field(field: str, value: Any) -> None:
     check({"model": "m", "messages": [{"role": "user", "content": "x"}], field: value})
+
+
+tools = st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "custom"])},
+    optional={
+        kind: st.fixed_dictionaries(
+            {"name": st.sampled_from(["f", "g"]) | values},
+            optional={"parameters": values, "format": values, "strict": values},
+        )
+        for kind in ("function", "custom")
+    },
+)
+
+
+@given(st.lists(tools | values, min_size=1, max_size=3), values, values)
+def test_any_tools(offered: list[Any], choice: Any, form: Any) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": offered}
+    check({**body, "tool_choice": choice, "response_format": form})
 
 
 @given(turns)

@@ -13,7 +13,7 @@ from ingress.dialects.profile import OFFICIAL as OFFICIAL_PROFILE
 from schemas.codec import decode_job, encode_job
 from schemas.errors import RequestError
 from schemas.job import ChatPrompt, Job, Reasoning
-from schemas.message import Message, TextPart, ToolCall
+from schemas.message import ImageLink, Message, TextPart, ToolCall
 from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
 from schemas.sampling import OutputLimit
 from tests.unit.dialects.transcripts import CARD, CONTEXT
@@ -58,6 +58,15 @@ def thinker(*efforts: Any, default: Any) -> ModelCard:
 SHAPE = "schema_validation_failed"
 VALUE = "unsupported_value"
 PARAMETER = "unsupported_parameter"
+TOOL = "invalid_tool"
+SCHEMA = "tool_schema_invalid"
+UNKNOWN = "tool_choice_unknown_tool"
+
+ALLOWED = "tool_choice.allowed_tools.tools"
+SCHEMA_FIELD = "response_format.json_schema.schema"
+DEEP: dict[str, Any] = orjson.loads(
+    b'{"type":"object","properties":{"a":' * 400 + b"{}" + b"}}" * 400
+)
 
 
 def turn(**fields: Any) -> dict[str, Any]:
@@ -67,6 +76,29 @@ def turn(**fields: Any) -> dict[str, Any]:
 def part(role: str, **fields: Any) -> dict[str, Any]:
     content = [{"type": "text", "text": "a"}, fields]
     return {"messages": [{"role": role, "content": content, "tool_call_id": "c"}]}
+
+
+def tool(*, type: str = "function", **function: Any) -> dict[str, Any]:
+    return {"type": type, "function": {"name": "f", **function}}
+
+
+def custom(**fields: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "note", **fields}}
+
+
+def chosen(name: str, type: str = "function") -> dict[str, Any]:
+    return {"type": type, type: {"name": name}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [chosen(name) for name in names]},
+    }
+
+
+def form(type: str, **fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": type, **fields}}
 
 
 BAD_FIELDS = [
@@ -107,6 +139,11 @@ BAD_FIELDS = [
     (part("user", type="image_url"), SHAPE, "messages[0].content[1].image_url"),
     (part("user", type="image_url", image_url="u"), SHAPE, "messages[0].content[1].image_url"),
     (
+        part("user", type="image_url", image_url={"detail": "low"}),
+        SHAPE,
+        "messages[0].content[1].image_url.url",
+    ),
+    (
         part("user", type="image_url", image_url={"url": 5}),
         SHAPE,
         "messages[0].content[1].image_url.url",
@@ -122,9 +159,19 @@ BAD_FIELDS = [
         "messages[1].tool_calls[0].id",
     ),
     (
-        turn(role="assistant", tool_calls=[{**CALL, "type": "custom"}]),
+        turn(role="assistant", tool_calls=[{**CALL, "type": "computer"}]),
         VALUE,
         "messages[1].tool_calls[0].type",
+    ),
+    (
+        turn(role="assistant", tool_calls=[{**CALL, "type": "custom"}]),
+        SHAPE,
+        "messages[1].tool_calls[0].custom",
+    ),
+    (
+        turn(role="assistant", tool_calls=[{"id": "c"}]),
+        SHAPE,
+        "messages[1].tool_calls[0].function",
     ),
     (
         turn(role="assistant", tool_calls=[{"id": "c", "function": {"arguments": "{}"}}]),
@@ -205,26 +252,95 @@ BAD_FIELDS = [
         PARAMETER,
         "chat_template_kwargs.chat_template",
     ),
-    # not served yet
-    ({"tools": [{"type": "function"}]}, PARAMETER, "tools"),
+    # tools
     ({"tools": 5}, SHAPE, "tools"),
+    ({"tools": ["f"]}, SHAPE, "tools[0]"),
+    ({"tools": [{"type": "function"}]}, SHAPE, "tools[0].function"),
+    ({"tools": [{}]}, SHAPE, "tools[0].function"),
+    ({"tools": [{"type": 5}]}, SHAPE, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}]}, TOOL, "tools[0].type"),
+    ({"tools": [tool(), tool(name="g", type="mcp")]}, TOOL, "tools[1].type"),
+    ({"tools": [tool(name=None)]}, SHAPE, "tools[0].function.name"),
+    ({"tools": [tool(name="")]}, TOOL, "tools[0].function.name"),
+    ({"tools": [tool(name="get weather")]}, TOOL, "tools[0].function.name"),
+    ({"tools": [tool(name="f" * 129)]}, TOOL, "tools[0].function.name"),
+    ({"tools": [tool(), tool(name="g"), tool()]}, TOOL, "tools[2]"),
+    ({"tools": [tool(description=5)]}, SHAPE, "tools[0].function.description"),
+    ({"tools": [tool(strict="yes")]}, SHAPE, "tools[0].function.strict"),
+    ({"tools": [tool(parameters={"type": "string"})]}, SCHEMA, "tools[0].function.parameters"),
+    ({"tools": [tool(parameters={"properties": {}})]}, SCHEMA, "tools[0].function.parameters"),
+    ({"tools": [tool(parameters=[])]}, SCHEMA, "tools[0].function.parameters"),
+    ({"tools": [tool(), tool(name="g", parameters=True)]}, SCHEMA, "tools[1].function.parameters"),
+    ({"tools": [tool(parameters=DEEP)]}, VALUE, "tools[0].function.parameters"),
+    ({"tools": [{"type": "custom"}]}, SHAPE, "tools[0].custom"),
+    ({"tools": [custom(name="a b")]}, TOOL, "tools[0].custom.name"),
+    ({"tools": [custom(format={"type": "poem"})]}, VALUE, "tools[0].custom.format.type"),
+    ({"tools": [custom(format={"type": "grammar"})]}, SHAPE, "tools[0].custom.format.grammar"),
+    # the choice among them
     ({"tool_choice": "required"}, VALUE, "tool_choice"),
-    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, VALUE, "tool_choice"),
+    ({"tools": [], "tool_choice": "required"}, VALUE, "tool_choice"),
+    ({"tool_choice": chosen("f")}, VALUE, "tool_choice"),
     ({"tool_choice": "perhaps"}, VALUE, "tool_choice"),
     ({"tool_choice": 5}, SHAPE, "tool_choice"),
-    ({"functions": [{"name": "f"}]}, PARAMETER, "functions"),
-    ({"function_call": {"name": "f"}}, PARAMETER, "function_call"),
-    ({"response_format": {"type": "json_object"}}, PARAMETER, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, PARAMETER, "response_format"),
+    ({"tool_choice": {}}, SHAPE, "tool_choice.type"),
+    ({"tool_choice": {"type": "any"}}, VALUE, "tool_choice.type"),
+    ({"tool_choice": {"type": "function"}}, SHAPE, "tool_choice.function"),
+    ({"tool_choice": {"type": "function", "function": {}}}, SHAPE, "tool_choice.function.name"),
+    ({"tools": [tool()], "tool_choice": chosen("g")}, UNKNOWN, "tool_choice"),
+    ({"tools": [tool()], "tool_choice": "perhaps"}, VALUE, "tool_choice"),
+    ({"tools": [tool()], "parallel_tool_calls": 1}, SHAPE, "parallel_tool_calls"),
+    ({"tools": [tool()], "tool_choice": allowed("auto")}, VALUE, ALLOWED),
+    ({"tools": [tool()], "tool_choice": allowed("auto", "f", "g")}, UNKNOWN, f"{ALLOWED}[1]"),
+    ({"tool_choice": allowed("auto", "f")}, UNKNOWN, f"{ALLOWED}[0]"),
+    (
+        {"tools": [tool()], "tool_choice": allowed("none", "f")},
+        VALUE,
+        "tool_choice.allowed_tools.mode",
+    ),
+    # legacy functions
+    ({"functions": 5}, SHAPE, "functions"),
+    ({"functions": [{}]}, SHAPE, "functions[0].name"),
+    ({"functions": [{"name": "a b"}]}, TOOL, "functions[0].name"),
+    ({"functions": [{"name": "f"}, {"name": "f"}]}, TOOL, "functions[1]"),
+    ({"functions": [{"name": "f", "parameters": []}]}, SCHEMA, "functions[0].parameters"),
+    ({"functions": [{"name": "f"}], "tools": [tool()]}, VALUE, "functions"),
+    ({"functions": [{"name": "f"}], "tool_choice": "required"}, VALUE, "tool_choice"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, UNKNOWN, "function_call"),
+    ({"functions": [{"name": "f"}], "function_call": "required"}, VALUE, "function_call"),
+    ({"functions": [{"name": "f"}], "function_call": {}}, SHAPE, "function_call.name"),
+    ({"functions": [{"name": "f"}], "function_call": 5}, SHAPE, "function_call"),
+    ({"function_call": {"name": "f"}}, VALUE, "function_call"),
+    ({"tools": [tool()], "function_call": {"name": "f"}}, VALUE, "function_call"),
+    (turn(role="assistant", function_call={}), SHAPE, "messages[1].function_call.name"),
+    (turn(role="function", content="x"), SHAPE, "messages[1].name"),
+    # the form of the answer
+    ({"response_format": "json_object"}, SHAPE, "response_format"),
     ({"response_format": {}}, SHAPE, "response_format.type"),
     ({"response_format": {"type": "poem"}}, VALUE, "response_format.type"),
-    ({"regex": "a+"}, PARAMETER, "regex"),
+    (form("json_schema"), SHAPE, "response_format.json_schema"),
+    (form("json_schema", json_schema={}), VALUE, SCHEMA_FIELD),
+    (form("json_schema", json_schema={"schema": None}), VALUE, SCHEMA_FIELD),
+    (form("json_schema", json_schema={"schema": "x"}), "invalid_json_schema", SCHEMA_FIELD),
+    (form("json_schema", json_schema={"schema": DEEP}), VALUE, SCHEMA_FIELD),
+    (form("grammar"), SHAPE, "response_format.grammar"),
+    (form("grammar", grammar=5), SHAPE, "response_format.grammar"),
+    (form("grammar", grammar=""), VALUE, "response_format.grammar"),
+    (form("grammar", grammar={}), SHAPE, "response_format.grammar.definition"),
     (
-        turn(role="assistant", function_call={"name": "f", "arguments": "{}"}),
-        PARAMETER,
-        "messages[1].function_call",
+        form("grammar", grammar={"syntax": "lark", "definition": "x"}),
+        VALUE,
+        "response_format.grammar.syntax",
     ),
-    (turn(role="function", name="f", content="x"), VALUE, "messages[1].role"),
+    (form("structural_tag"), SHAPE, "response_format.format"),
+    (form("structural_tag", structures=[]), SHAPE, "response_format.format"),
+    (form("structural_tag", format=[]), SHAPE, "response_format.format"),
+    (form("structural_tag", format=DEEP), VALUE, "response_format.format"),
+    ({"regex": 5}, SHAPE, "regex"),
+    ({"regex": ""}, VALUE, "regex"),
+    # flags of this model that are off
+    (form("grammar", grammar="root ::= x"), PARAMETER, "response_format"),
+    (form("structural_tag", format={}), PARAMETER, "response_format"),
+    ({"regex": "a+"}, PARAMETER, "regex"),
 ]
 
 
@@ -374,14 +490,35 @@ def test_images_are_left_out_on_a_model_without_vision() -> None:
     assert messages({"role": "user", "content": [IMAGE]}) == (Message(role="user"),)
 
 
-def test_images_are_refused_where_leaving_them_out_would_mislead() -> None:
-    seeing = card(capabilities=Capabilities(vision=True))
-    with pytest.raises(RequestError) as caught:
-        messages({"role": "user", "content": [IMAGE]}, card=seeing)
-    assert (caught.value.code, caught.value.param) == (
-        PARAMETER,
-        "messages[0].content[0].image_url",
+SEEING = card(capabilities=Capabilities(vision=True))
+
+
+def test_images_keep_their_places_on_a_model_with_vision() -> None:
+    def text(text: str) -> dict[str, str]:
+        return {"type": "text", "text": text}
+
+    photo = {
+        "type": "image_url",
+        "image_url": {"url": "https://pics.example/a.png", "detail": "high"},
+    }
+    content = [text("One "), text("two"), IMAGE, photo, text("three"), text("")]
+    assert messages(USER, {"role": "user", "content": content}, card=SEEING)[1].parts == (
+        TextPart(text="One two"),
+        ImageLink(url="data:image/png;base64,AA==", param="messages[1].content[2].image_url.url"),
+        ImageLink(url="https://pics.example/a.png", param="messages[1].content[3].image_url.url"),
+        TextPart(text="three"),
     )
+
+
+def test_an_image_file_cannot_be_used_where_it_would_be_seen() -> None:
+    filed = {"type": "image_url", "image_url": {"file_id": "file-1"}}
+    with pytest.raises(RequestError) as caught:
+        messages({"role": "user", "content": [filed]}, card=SEEING)
+    assert (caught.value.code, caught.value.param) == (
+        VALUE,
+        "messages[0].content[0].image_url.file_id",
+    )
+    assert messages({"role": "user", "content": [filed]}) == (Message(role="user"),)
 
 
 # --- Sampling and output length ------------------------------------------------------------------
