@@ -10,6 +10,7 @@ from workers.consumer import Consumer
 from workers.count import TokenCounter
 from workers.engines.base import Engine
 from workers.metrics import WorkerMetrics
+from workers.parsing.tools import detect_tool_format
 from workers.run import Runner
 from workers.settings import WorkerSettings
 
@@ -72,6 +73,16 @@ def build_consumer(
         metrics=metrics,
         reasoning_format=reasoning_format if engine.takes_token_ids else None,
         hidden_reasoning=settings.hidden_reasoning,
+        tool_format=_tool_format(settings, engine),
     )
     counter = TokenCounter(engine, worker_id=worker_id, metrics=metrics)
     return Consumer(source, runner, counter, announce_interval_s=settings.announce_interval_s)
+
+
+def _tool_format(settings: WorkerSettings, engine: Engine) -> str | None:
+    """The named format; else the one that the model's own template shows it."""
+    if not engine.takes_token_ids:
+        return None
+    if settings.tool_format is not None:
+        return settings.tool_format
+    return detect_tool_format(engine.tokenizer.template) if engine.tokenizer else None

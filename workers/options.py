@@ -64,4 +64,10 @@ engine_options = stacked(
         env="REASONING_PARSER",
         help="How the model marks its reasoning, by SGLang's names. Default: by template.",
     ),
+    option(
+        "--tool-call-parser",
+        "tool_format",
+        env="TOOL_CALL_PARSER",
+        help="How the model writes tool calls, by SGLang's names. Default: by template.",
+    ),
 )

@@ -91,6 +91,7 @@ class Runner:
         engine: Started.
         worker_id: Named in `Accepted` and `Started`.
         reasoning_format: How this model marks its reasoning; None if it does not reason.
+        tool_format: How this model writes tool calls; None if it does not, or not as text.
     """
 
     def __init__(
@@ -101,12 +102,14 @@ class Runner:
         metrics: WorkerMetrics,
         reasoning_format: str | None = None,
         hidden_reasoning: bool = False,
+        tool_format: str | None = None,
     ) -> None:
         self.engine = engine
         self.worker_id = worker_id
         self.metrics = metrics
         self.reasoning_format = reasoning_format
         self.hidden_reasoning = hidden_reasoning
+        self.tool_format = tool_format
 
     async def run(self, delivery: Delivery) -> None:
         """Serve one Delivery and settle it. Raises nothing but `CancelledError`.
@@ -267,7 +270,19 @@ class _Run:
             hidden_when_off=self._runner.hidden_reasoning
             and chat is not None
             and not chat.reasoning.enabled,
+            tool_format=self._runner.tool_format if chat and self._may_call(chat) else None,
+            tools=chat.tools if chat else (),
         )
+
+    def _may_call(self, chat: ChatPrompt) -> bool:
+        """Whether the model may call tools.
+
+        An answer in a format of its own has no room for calls unless one is forced.
+        Source: Chat Completions, "Structured outputs".
+        """
+        choice = chat.tool_choice.mode
+        constrained = self._job.sampling.constraint is not None
+        return bool(chat.tools) and choice != "none" and not (constrained and choice == "auto")
 
     def _engine_stops(self) -> tuple[str, ...]:
         """Stop strings for the engine to end at.
@@ -300,7 +315,7 @@ class _Run:
         calls = False
         async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                in_answer = parser.in_answer
+                in_reasoning, in_call = parser.in_reasoning, parser.in_call
                 produced += chunk.output_tokens
                 parser.stops_armed = produced >= min_tokens
                 parts: Sequence[PartDelta] = chunk.deltas or (
@@ -309,11 +324,13 @@ class _Run:
                 if chunk.finish is not None and not parser.stopped:
                     parts = (*parts, *parser.finish())
                 if logprobs is not None:
+                    in_call = in_call or parser.in_call
+                    in_answer = not in_reasoning and (not in_call or _has_text(parts))
                     parts = logprobs.attach(chunk.logprobs, parts, in_answer=in_answer)
                     if chunk.finish is not None and chunk.finish.reason == "length":
                         parts = (*parts, *logprobs.rest(choice))
                 calls = calls or any(type(part) is ToolCallStarted for part in parts)
-                self._count(chunk, choice, in_answer)
+                self._count(chunk, choice, in_reasoning)
                 self._write(chunk, choice, parts, self._finished(chunk, choice, parser, calls))
                 if chunk.finish is not None:
                     return
@@ -323,13 +340,13 @@ class _Run:
                 await self._delivery.writable()
         raise GenerationFailed("The model failed to answer.", diagnostic="engine ended mid-choice")
 
-    def _count(self, chunk: EngineChunk, choice: int, in_answer: bool) -> None:
+    def _count(self, chunk: EngineChunk, choice: int, in_reasoning: bool) -> None:
         self._output_tokens += chunk.output_tokens
         if chunk.reasoning_tokens is not None:
             before = self._engine_reasoning.get(choice, 0)
             self._engine_reasoning[choice] = chunk.reasoning_tokens
             self._reasoning_tokens += chunk.reasoning_tokens - before
-        elif not in_answer and self._reasoning_visible:
+        elif in_reasoning and self._reasoning_visible:
             self._reasoning_tokens += chunk.output_tokens
         if chunk.input_tokens is not None:
             self._input_tokens = chunk.input_tokens
@@ -393,8 +410,8 @@ class _PendingLogprobs:
     ) -> Sequence[PartDelta]:
         """Hand the pending ones, and these, to the first text among `parts`.
 
-        Tokens of reasoning and of its markers are left out: `in_answer` tells of these tokens, and
-        what was pending before them was a marker then.
+        Tokens of reasoning, of calls and of their markers are left out: `in_answer` tells of these
+        tokens, and what was pending before them was a marker then.
         """
         if not in_answer:
             self._pending.clear()
@@ -416,6 +433,10 @@ class _PendingLogprobs:
         rest = TextDelta(choice, "", tuple(self._pending))
         self._pending.clear()
         return (rest,)
+
+
+def _has_text(parts: Sequence[PartDelta]) -> bool:
+    return any(isinstance(part, TextDelta) for part in parts)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ class WorkerSettings(BaseModel):
         concurrency: Jobs run at once.
         engine_args: Fields of SGLang's `ServerArgs`.
         reasoning_format: How the model marks its reasoning, by SGLang's parser names.
+        tool_format: How the model writes tool calls, by SGLang's parser names.
         hidden_reasoning: The model may think although reasoning is off; drop that.
         grace_s: How long running Jobs may go on after SIGTERM.
     """
@@ -34,6 +35,7 @@ class WorkerSettings(BaseModel):
     upstream_url: str | None = None
     upstream_api_key: str | None = Field(default=None, repr=False)
     reasoning_format: str | None = None
+    tool_format: str | None = None
     hidden_reasoning: bool = False
     grace_s: float = Field(default=30.0, ge=0)
     announce_interval_s: float = Field(default=5.0, gt=0)

@@ -86,7 +86,13 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenizer(Protocol):
-    """What rendering needs of a model's tokenizer."""
+    """What rendering needs of a model's tokenizer.
+
+    Attributes:
+        template: The chat template, which shows how the model writes tool calls.
+    """
+
+    template: str
 
     def render_chat(self, job: Job) -> tuple[tuple[int, ...], bool]:
         """Apply the model's chat template to `job.prompt`.

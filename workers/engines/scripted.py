@@ -1,7 +1,7 @@
 """An engine that plays scripts: text, chunking, delays, gates, failures at a chosen point.
 
 For tests and load only. Without a script of the test's own it obeys markers in the last user text
-(`MARKERS` below) and answers a fixed sentence when there are none. Its tokenizer counts UTF-8
+(`scripted_markers`) and answers a fixed sentence when there are none. Its tokenizer counts UTF-8
 bytes; every piece of output is one token.
 """
 
@@ -18,28 +18,27 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from schemas.errors import GenerationFailed
-from schemas.job import ChatPrompt, Job, TokenPrompt
+from schemas.errors import GenerationFailed, UnsupportedValue
+from schemas.job import ChatPrompt, Job
+from schemas.message import TextPart
 from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
+from workers.engines import scripted_markers
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 
-DEFAULT_ANSWER: Final = "This is the scripted engine speaking; it has no model behind it."
-DEFAULT_REASONING: Final = "The scripted engine pretends to think."
+CAPABILITIES: Final = Capabilities(
+    tools=True,
+    regex=True,
+    grammar=True,
+    completions=True,
+    reasoning=ReasoningSupport(efforts=("none", "high"), default="none"),
+)
+"""All but vision; `msgspec.structs.replace` makes others."""
 
-MARKERS: Final = {
-    "[[say:TEXT]]": "answers TEXT",
-    "[[think:TEXT]]": "reasoning text first, when reasoning is on",
-    "[[k=64 gap=10 ttft=50]]": "64 tokens, 10 ms apart, the first after 50 ms",
-    "[[slow]]": "pauses between pieces",
-    "[[fail:start]] [[fail:N]]": "an error before the first token, or after N tokens",
-    "[[hang:N]]": "silence after N tokens",
-    "[[crash:N]]": "death of the worker process after N tokens",
-}
+IMAGE_TOKENS: Final = 64
+IMAGE_TOKEN: Final = 65_535
 
 _SLOW_GAP_S: Final = 0.05
 _PIECES = re.compile(r"\s*\S+|\s+")
-_SAY = re.compile(r"\[\[say:(.*?)\]\]", re.DOTALL)
-_THINK = re.compile(r"\[\[think:(.*?)\]\]", re.DOTALL)
 _LOAD = re.compile(r"\[\[((?:(?:k|gap|ttft)=\d+\s*)+)\]\]")
 _TROUBLE = re.compile(r"\[\[(fail|hang|crash):(start|\d+)\]\]")
 
@@ -86,21 +85,11 @@ def pieces(text: str) -> list[str]:
     return _PIECES.findall(text)
 
 
-def _last_user_text(job: Job) -> str:
-    match job.prompt:
-        case ChatPrompt(messages=messages):
-            texts = [message.text for message in messages if message.role == "user"]
-            # Some clients quote the prompt once more in JSON.
-            return texts[-1].replace('\\"', '"') if texts else ""
-        case TokenPrompt(prompts=(ids,)):
-            return bytes(i for i in ids if i < 256).decode(errors="replace")
-
-
 def script_from_markers(request: EngineRequest) -> Iterator[Step]:
     """The script that the markers in the last user text ask for."""
-    text = _last_user_text(request.job)
-    say = _SAY.search(text)
-    answer: Iterable[str] = pieces(say.group(1) if say else DEFAULT_ANSWER)
+    asked = scripted_markers.read(request)
+    text = asked.marked
+    answer: Iterable[str] = pieces(scripted_markers.answer(request.job, asked.said))
     gap = Pause(_SLOW_GAP_S) if "[[slow]]" in text else None
     first: Pause | None = None
     if load := _LOAD.search(text):
@@ -110,9 +99,7 @@ def script_from_markers(request: EngineRequest) -> Iterator[Step]:
         gap = Pause(gap_s, grid_s=gap_s) if gap_s else None
         first = Pause(int(values.get("ttft", 0)) / 1000, grid_s=gap_s)
     if request.reasoning_open:
-        think = _THINK.search(text)
-        thought = pieces(think.group(1) if think else DEFAULT_REASONING)
-        answer = chain(thought, ("</think>",), answer)
+        answer = chain(pieces(asked.thought), ("</think>",), answer)
     steps = _paced(answer, first, gap)
     if trouble := _TROUBLE.search(text):
         return _with_trouble(steps, trouble.group(1), trouble.group(2))
@@ -157,15 +144,46 @@ def due_at(now: float, pause: Pause) -> float:
 
 
 class ScriptedTokenizer:
-    """UTF-8 bytes as token ids, and a chat template of one line per message."""
+    """UTF-8 bytes as token ids, and a chat template of one line per message.
+
+    Args:
+        vision: Images are part of the prompt; each counts as `IMAGE_TOKENS` tokens.
+    """
+
+    template = "<tool_call>"  # the markup of the calls that the engine writes
+
+    def __init__(self, *, vision: bool = False) -> None:
+        self._vision = vision
 
     def render_chat(self, job: Job) -> tuple[tuple[int, ...], bool]:
         assert isinstance(job.prompt, ChatPrompt)
-        text = "".join(f"{message.role}: {message.text}\n" for message in job.prompt.messages)
-        return tuple(text.encode()), job.prompt.reasoning.enabled
+        prompt = job.prompt
+        ids: list[int] = []
+        if prompt.tools and prompt.tool_choice.mode != "none":
+            ids += b"tools: " + msgspec.json.encode(prompt.tools) + b"\n"
+        for message in prompt.messages:
+            ids += f"{message.role}: {message.text}".encode()
+            for part in message.parts:
+                if not isinstance(part, TextPart):
+                    ids += self._image()
+            for call in message.tool_calls:
+                ids += f" {call.name} {call.arguments}".encode()
+            ids += b"\n"
+        return tuple(ids), prompt.reasoning.enabled
 
-    def decode(self, token_ids: tuple[int, ...]) -> str:
+    def decode(
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        skip_special_tokens: bool | None = None,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
         return bytes(i for i in token_ids if i < 256).decode(errors="replace")
+
+    def _image(self) -> tuple[int, ...]:
+        if not self._vision:
+            raise UnsupportedValue("This model does not take images.", param="messages")
+        return (IMAGE_TOKEN,) * IMAGE_TOKENS
 
 
 class _Running:
@@ -229,6 +247,7 @@ class ScriptedEngine:
         slots: See `Engine.slots`.
         script: Steps for a request; by default those its markers ask for.
         context_length: Window, in (byte) tokens.
+        capabilities: What its card says; by default everything but vision.
     """
 
     name = "scripted"
@@ -242,6 +261,7 @@ class ScriptedEngine:
         slots: int = 256,
         script: Script = script_from_markers,
         context_length: int = 1_048_576,
+        capabilities: Capabilities = CAPABILITIES,
     ) -> None:
         self._slots = slots
         self._script = script
@@ -251,11 +271,9 @@ class ScriptedEngine:
             id=served_id,
             context_length=context_length,
             vocab_size=65_536,
-            capabilities=Capabilities(
-                completions=True,
-                reasoning=ReasoningSupport(efforts=("none", "high"), default="none"),
-            ),
+            capabilities=capabilities,
         )
+        self._tokenizer = ScriptedTokenizer(vision=capabilities.vision)
 
     @property
     def card(self) -> ModelCard:
@@ -263,7 +281,7 @@ class ScriptedEngine:
 
     @property
     def tokenizer(self) -> ScriptedTokenizer:
-        return ScriptedTokenizer()
+        return self._tokenizer
 
     @property
     def slots(self) -> int:

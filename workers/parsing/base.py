@@ -23,6 +23,15 @@ class OutputParser(Protocol):
     def finish(self) -> Sequence[PartDelta]: ...
 
 
+class CallParser(OutputParser, Protocol):
+    """Splits answer text into text and tool calls."""
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text fed last belongs to a call, as far as is known."""
+        ...
+
+
 class ChoiceParser(OutputParser, Protocol):
     """An output parser together with what a run must know of its state.
 
@@ -44,8 +53,13 @@ class ChoiceParser(OutputParser, Protocol):
         ...
 
     @property
-    def in_answer(self) -> bool:
-        """Whether text fed now would be answer text, as far as is known, and not reasoning."""
+    def in_reasoning(self) -> bool:
+        """Whether text fed now would be reasoning, as far as is known."""
+        ...
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the text fed last belongs to a tool call, as far as is known."""
         ...
 
 
@@ -54,7 +68,8 @@ class PlainText:
 
     stopped = False
     matched = None
-    in_answer = True
+    in_reasoning = False
+    in_call = False
 
     def __init__(self, choice: int) -> None:
         self._choice = choice

@@ -1,11 +1,11 @@
 """One choice's parser, put together from stages: generated text in, Deltas out.
 
-    text ─► reasoning split off ─► answer text ─► stop strings ─► TextDelta
+    text ─► reasoning split off ─► tool calls split off ─► stop strings ─► TextDelta
+                    │                        └─► ToolCallStarted, ArgumentsDelta
                     └─► ReasoningDelta
 
 The order matters. Reasoning is split off first, so that neither a stop string nor a drafted tool
-call inside it acts. A stage that finds tool calls stands between the two: it takes answer text, and
-what it leaves of it goes on to the stop strings (`StagedParser._answer`).
+call inside it acts; calls come next, so that no stop string acts inside one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schemas.delta import ReasoningDelta, TextDelta
+from schemas.message import ToolSpec
 from schemas.sampling import StopConditions
-from workers.parsing.base import ChoiceParser, PartDelta, PlainText
+from workers.parsing.base import CallParser, ChoiceParser, PartDelta, PlainText
 from workers.parsing.reasoning import REASONING_FORMATS, ReasoningSplitter
 from workers.parsing.stop import StopScanner
+from workers.parsing.tools import TOOL_FORMATS
 
 __all__ = ["ChoiceParser", "StagedParser", "build_parser"]
 
@@ -30,6 +32,8 @@ def build_parser(
     stop: StopConditions,
     template_stops: tuple[str, ...],
     hidden_when_off: bool = False,
+    tool_format: str | None = None,
+    tools: Sequence[ToolSpec] = (),
 ) -> ChoiceParser:
     """The parser for one choice, with no more stages than it needs.
 
@@ -41,6 +45,8 @@ def build_parser(
         stop: The caller's stop conditions.
         template_stops: Stop strings of the model's chat template.
         hidden_when_off: See `ReasoningSplitter`; for requests with reasoning off only.
+        tool_format: A name of `TOOL_FORMATS`; None where no call may be made.
+        tools: Those offered.
 
     Raises:
         KeyError: There is no such format.
@@ -52,10 +58,11 @@ def build_parser(
             starts_inside=starts_inside,
             hidden_when_off=hidden_when_off,
         )
+    calls = None if tool_format is None else TOOL_FORMATS[tool_format].parser(choice, tools)
     scanner = StopScanner(stop, template_stops) if stop.strings or template_stops else None
-    if splitter is None and scanner is None:
+    if splitter is None and calls is None and scanner is None:
         return PlainText(choice)
-    return StagedParser(choice, splitter, scanner, visible=visible)
+    return StagedParser(choice, splitter, calls, scanner, visible=visible)
 
 
 class StagedParser:
@@ -65,12 +72,14 @@ class StagedParser:
         self,
         choice: int,
         splitter: ReasoningSplitter | None,
+        calls: CallParser | None,
         scanner: StopScanner | None,
         *,
         visible: bool,
     ) -> None:
         self._choice = choice
         self._splitter = splitter
+        self._calls = calls
         self._scanner = scanner
         self._visible = visible
 
@@ -83,8 +92,12 @@ class StagedParser:
         return self._scanner.matched if self._scanner else None
 
     @property
-    def in_answer(self) -> bool:
-        return self._splitter is None or self._splitter.in_answer
+    def in_reasoning(self) -> bool:
+        return self._splitter is not None and not self._splitter.in_answer
+
+    @property
+    def in_call(self) -> bool:
+        return self._calls is not None and self._calls.in_call
 
     @property
     def stops_armed(self) -> bool:
@@ -99,23 +112,42 @@ class StagedParser:
         if self.stopped:
             return ()
         reasoning, answer = self._splitter.feed(text) if self._splitter else ("", text)
-        return self._parts(reasoning, self._answer(answer))
+        return [*self._reasoning(reasoning), *self._answer(answer)]
 
     def finish(self) -> Sequence[PartDelta]:
         reasoning, answer = self._splitter.finish() if self._splitter else ("", "")
-        answer = self._answer(answer)
+        parts = [*self._reasoning(reasoning), *self._answer(answer)]
+        if self._calls is not None:
+            parts += self._until_stop(self._calls.finish())
         if self._scanner is not None:
-            answer += self._scanner.finish()
-        return self._parts(reasoning, answer)
-
-    def _answer(self, text: str) -> str:
-        """What of the answer text may be passed on now."""
-        return self._scanner.feed(text) if self._scanner and text else text
-
-    def _parts(self, reasoning: str, answer: str) -> Sequence[PartDelta]:
-        parts: list[PartDelta] = []
-        if reasoning and self._visible:
-            parts.append(ReasoningDelta(self._choice, reasoning))
-        if answer:
-            parts.append(TextDelta(self._choice, answer))
+            parts += self._text(self._scanner.finish())
         return parts
+
+    def _reasoning(self, text: str) -> Sequence[PartDelta]:
+        return (ReasoningDelta(self._choice, text),) if text and self._visible else ()
+
+    def _text(self, text: str) -> Sequence[PartDelta]:
+        return (TextDelta(self._choice, text),) if text else ()
+
+    def _answer(self, text: str) -> Sequence[PartDelta]:
+        """What of the answer may be passed on now."""
+        if not text:
+            return ()
+        if self._calls is not None:
+            return self._until_stop(self._calls.feed(text))
+        return self._text(self._scanner.feed(text) if self._scanner else text)
+
+    def _until_stop(self, parts: Sequence[PartDelta]) -> Sequence[PartDelta]:
+        """Look for stop strings in the text between calls; no match spans a call."""
+        if self._scanner is None:
+            return parts
+        passed: list[PartDelta] = []
+        for part in parts:
+            if isinstance(part, TextDelta):
+                passed += self._text(self._scanner.feed(part.text))
+            else:
+                passed += self._text(self._scanner.finish())
+                passed.append(part)
+            if self._scanner.stopped:
+                break
+        return passed

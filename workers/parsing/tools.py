@@ -7,17 +7,18 @@ One file per family (`tools_*.py`), one line each in `TOOL_FORMATS`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from schemas.message import ToolChoice, ToolSpec
 from schemas.sampling import Constraint
-from workers.parsing.base import OutputParser
+from workers.parsing.base import CallParser
+from workers.parsing.tools_json import HermesFormat
 
 
 class ToolFormat(Protocol):
     """One way of writing calls."""
 
-    def parser(self, choice: int, tools: Sequence[ToolSpec]) -> OutputParser:
+    def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
         """A parser for one choice: answer text in; TextDelta, ToolCallStarted, ArgumentsDelta out.
 
         Args:
@@ -35,5 +36,18 @@ class ToolFormat(Protocol):
         ...
 
 
-TOOL_FORMATS: Mapping[str, ToolFormat] = {}
+_HERMES: Final = HermesFormat()
+
+TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
+    "hermes": _HERMES,
+    "qwen": _HERMES,
+    "qwen25": _HERMES,
+}
 """By the name SGLang's `--tool-call-parser` uses."""
+
+_SIGNS: Final = (("<tool_call>", "qwen25"),)
+
+
+def detect_tool_format(template: str) -> str | None:
+    """The format that a chat template teaches its model; None if it shows none that we know."""
+    return next((name for sign, name in _SIGNS if sign in template), None)

@@ -46,7 +46,7 @@ def test_nothing_to_parse_costs_one_delta_per_chunk() -> None:
     plain = parser(reasoning_format=None)
     assert isinstance(plain, PlainText)
     assert run(plain, "a", "", "b") == [TextDelta(3, "a"), TextDelta(3, "b")]
-    assert (plain.stopped, plain.matched, plain.in_answer) == (False, None, True)
+    assert (plain.stopped, plain.matched, plain.in_reasoning) == (False, None, False)
 
 
 def test_stop_strings_act_on_the_answer_only() -> None:

@@ -1,0 +1,113 @@
+"""Formats that write a call as a JSON object with a name and arguments, between markers.
+
+The argument text is passed on exactly as the model wrote it, fragment by fragment as it comes.
+
+Source: SGLang 0.5.23, `srt/function_call`: `hermes_detector`, `qwen25_detector`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from schemas.message import ToolChoice, ToolSpec
+from schemas.sampling import Constraint
+from workers.parsing.base import CallParser
+from workers.parsing.json_text import decoded
+from workers.parsing.reader import Step, TextReader
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class JsonCallReader(TextReader):
+    """Reads `{"name": ..., "arguments": ...}`, with the keys in any order."""
+
+    def json_call(self, accepts: Callable[[str], bool] = bool) -> Step[bool]:
+        """Read a call's object and emit the call.
+
+        Args:
+            accepts: Whether a tool may have this name.
+
+        Returns:
+            False if this is no call; then nothing was emitted.
+        """
+        if not (yield from self.expect("{")):
+            return False
+        begun = False
+        early = ""  # arguments that came before the name
+        while True:
+            yield from self.space(",")
+            if (yield from self.expect("}")):
+                return begun
+            key, whole = yield from self.json_text()
+            yield from self.space()
+            if not whole or not (yield from self.expect(":")):
+                return begun
+            yield from self.space()
+            if decoded(key) == "name" and not begun:
+                value, whole = yield from self.json_text()
+                name = decoded(value)
+                if not whole or not isinstance(name, str) or not accepts(name):
+                    return False
+                begun = True
+                self.call(name)
+                self.arguments(early)
+            elif decoded(key) in _ARGUMENTS and begun and not early:
+                whole = yield from self._arguments()
+            else:
+                value, whole = yield from self.json_text()
+                if decoded(key) in _ARGUMENTS and not begun:
+                    early = _as_object(value)
+            if not whole:
+                return begun
+
+    def _arguments(self) -> Step[bool]:
+        """Arguments as they come; only those that are a string or a word wait for their end."""
+        if (yield from self.next_is("{[")):
+            whole: bool = yield from self.json_value(self.arguments)
+            return whole
+        value, whole = yield from self.json_text()
+        self.arguments(_as_object(value))
+        return whole
+
+
+class _HermesReader(JsonCallReader):
+    """`<tool_call>{...}</tool_call>`, any number of times. The closing marker may be missing."""
+
+    def grammar(self) -> Step[None]:
+        while (yield from self.plain("<tool_call>")):
+            yield from self.space("[,")
+            if not (yield from self.json_call()):
+                self.as_text()
+                continue
+            yield from self._rest()
+
+    def _rest(self) -> Step[None]:
+        """What may follow a call's object before its closing marker: brackets, or another call."""
+        while True:
+            yield from self.space("],}")
+            self.accept()
+            if not (yield from self.next_is("{")):
+                break
+            if not (yield from self.json_call()):
+                self.reread()
+                return
+        yield from self.expect("</tool_call>")
+        self.accept()
+
+
+class HermesFormat:
+    """Hermes, Qwen 2.5 and 3, and many that were trained after them."""
+
+    def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
+        return _HermesReader(choice)
+
+    def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
+        return None
+
+
+def _as_object(text: str) -> str:
+    """Arguments that were written as a string of JSON, or as null, as an object's text."""
+    value = decoded(text)
+    if isinstance(value, str) and isinstance(decoded(value), dict):
+        return value
+    return "" if text == "null" else text
