@@ -45,6 +45,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     Attributes:
         template_options: Extra variables for the chat template, from the client.
+        continue_last: The last message is the assistant's and unfinished: the answer goes on from
+            its text. All output is then answer, for no reasoning can begin in the middle of it.
     """
 
     messages: tuple[Message, ...]
@@ -52,6 +54,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     tool_choice: ToolChoice = ToolChoice()
     reasoning: Reasoning = Reasoning()
     template_options: dict[str, Any] = {}
+    continue_last: bool = False
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):

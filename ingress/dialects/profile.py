@@ -37,7 +37,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         enforce_any: #10 Messages: `tool_choice: any` forces a call; otherwise it is `auto`.
         input_includes_cached: #11 Messages: `input_tokens` includes the cached ones.
         usage_at_start: #12 Messages: `message_start` carries the true input figures.
-        ping_at_start: #13 Messages: a `ping` follows `message_start`.
+        pings: #13 Messages: a `ping` follows `message_start` and keeps a silent stream alive;
+            otherwise there are none, and a comment does the latter.
         name_ignored_sampling: #14 Sampling fields that a model ignores are named in
             `x-headrace-ignored`.
     """
@@ -55,7 +56,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     enforce_any: bool
     input_includes_cached: bool
     usage_at_start: bool
-    ping_at_start: bool
+    pings: bool
     name_ignored_sampling: bool
 
 
@@ -73,7 +74,7 @@ WAFER = Profile(
     enforce_any=False,
     input_includes_cached=True,
     usage_at_start=False,
-    ping_at_start=False,
+    pings=False,
     name_ignored_sampling=False,
 )
 """What the API documents say."""
@@ -92,7 +93,7 @@ OFFICIAL = Profile(
     enforce_any=True,
     input_includes_cached=False,
     usage_at_start=True,
-    ping_at_start=True,
+    pings=True,
     name_ignored_sampling=True,
 )
 """What the official clients expect."""

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 from ingress.dialects.base import Dialect
 from ingress.dialects.chat import Chat
+from ingress.dialects.messages import Messages
 
-_ALL: tuple[Dialect, ...] = (Chat(),)
+_ALL: tuple[Dialect, ...] = (
+    Chat(),
+    Messages(),
+)
 
 DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}

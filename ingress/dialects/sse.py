@@ -20,6 +20,11 @@ KEEP_ALIVE: Frame = b": keep-alive\n\n"
 """A comment; every client ignores it."""
 
 
+def event(name: str, payload: bytes) -> Frame:
+    """A record with an event name. `payload` is one line (see `wire_json`)."""
+    return b"event: %b\n" % name.encode() + DATA + payload + END
+
+
 def data(payload: bytes) -> Frame:
     """A record without an event name. `payload` is one line (see `wire_json`)."""
     return DATA + payload + END

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from typing import Any, Final
 
-from schemas.errors import UnsupportedParameter
+from schemas.errors import UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt
 from schemas.message import ImageLink, ImagePart, Message, TextPart, ToolSpec
 from schemas.sampling import JsonObject, JsonSchema, SamplingParams
@@ -29,6 +29,10 @@ def request_body(request: EngineRequest, model: str) -> dict[str, Any]:
     if not isinstance(job.prompt, ChatPrompt):
         raise UnsupportedParameter("This model does not take token ids.", param="prompt")
     chat = job.prompt
+    if chat.continue_last:
+        raise UnsupportedValue(
+            "This model cannot continue a turn of the assistant.", param="messages"
+        )
     body: dict[str, Any] = {
         "model": model,
         "messages": [_message(message) for message in chat.messages],

@@ -66,6 +66,8 @@ def count_choices(deltas: Sequence[Delta]) -> int:
 
 def request_body(dialect: str, deltas: Sequence[Delta]) -> dict[str, object]:
     """A request whose reply could be these Deltas."""
+    if dialect == "messages":
+        return messages_body(deltas)
     if dialect != "chat":
         raise NotImplementedError(dialect)
     tokens = [t for delta in deltas if isinstance(delta, TextDelta) for t in delta.logprobs]
@@ -77,6 +79,17 @@ def request_body(dialect: str, deltas: Sequence[Delta]) -> dict[str, object]:
     if tokens:
         body |= {"logprobs": True, "top_logprobs": max(len(token.top) for token in tokens)}
     return body
+
+
+def messages_body(deltas: Sequence[Delta]) -> dict[str, object]:
+    stops = [delta.matched for delta in deltas if isinstance(delta, Finished)]
+    return {
+        "model": "glm-5.3",
+        "max_tokens": 1024,
+        "messages": [{"role": "user", "content": "Go."}],
+        "thinking": {"type": "enabled"},
+        "stop_sequences": [stop for stop in stops if isinstance(stop, str)],
+    }
 
 
 def play(dialect: Dialect, deltas: Sequence[Delta]) -> tuple[bytes, bytes]:
@@ -97,8 +110,15 @@ def transcript(dialect: str, path: Path, suffix: str) -> Path:
     return DATA / "transcripts" / dialect / f"{scenario(path)}{suffix}"
 
 
+def delta_files(dialect: str) -> Sequence[Path]:
+    """Those that can be a reply in this dialect: only some have several choices."""
+    if dialect == "chat":
+        return DELTA_FILES
+    return [path for path in DELTA_FILES if count_choices(read_deltas(path)) == 1]
+
+
 def record(dialect: str) -> None:
-    for path in DELTA_FILES:
+    for path in delta_files(dialect):
         stream, body = play(DIALECTS[dialect], read_deltas(path))
         transcript(dialect, path, ".sse").write_bytes(stream)
         pretty = orjson.dumps(orjson.loads(body), option=orjson.OPT_INDENT_2)
