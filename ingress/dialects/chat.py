@@ -16,7 +16,7 @@ from ingress.dialects.chat_format import constraint
 from ingress.dialects.chat_messages import neutral_messages
 from ingress.dialects.chat_request import ChatRequest
 from ingress.dialects.chat_tools import offer, offer_legacy
-from ingress.dialects.effort import Wish, resolve
+from ingress.dialects.effort import RANK, Wish, resolve
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.profile import Profile
 from ingress.dialects.sampling_policy import ignored_sampling
@@ -30,6 +30,8 @@ from schemas.sampling import SamplingParams, StopConditions
 
 _NO_TOP_K_LIMIT = 2**30
 """Above any vocabulary, and within the 32-bit integers engines use."""
+
+_TEMPLATE_SWITCHES = ("enable_thinking", "thinking")
 
 _TEMPLATE_ARGUMENTS = frozenset(
     {
@@ -157,12 +159,18 @@ def _reasoning_wish(request: ChatRequest, profile: Profile) -> Wish | None:
             return effort
     if request.thinking is not None:
         return "none" if request.thinking.type == "disabled" else "enabled"
-    match (request.chat_template_kwargs or {}).get("enable_thinking"):
-        case True:
-            return "enabled"
-        case False:
-            return "none"
-    return None
+    return _template_wish(request.chat_template_kwargs or {})
+
+
+def _template_wish(options: dict[str, Any]) -> Wish | None:
+    """The wish in the variables that chat templates have for it; off wins."""
+    switches = [options.get(name) for name in _TEMPLATE_SWITCHES]
+    if any(switch is False for switch in switches):
+        return "none"
+    for effort in RANK:
+        if options.get("reasoning_effort") == effort:
+            return effort
+    return "enabled" if any(switch is True for switch in switches) else None
 
 
 def _template_options(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
@@ -171,9 +179,10 @@ def _template_options(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
         if name in _TEMPLATE_ARGUMENTS:
             param = f"chat_template_kwargs.{name}"
             raise UnsupportedParameter(f"`{param}` cannot be set.", param=param)
-    if card.capabilities.reasoning and isinstance(options.get("enable_thinking"), bool):
-        # It took part in choosing the effort, and may have been overruled.
-        del options["enable_thinking"]
+    if card.capabilities.reasoning and _template_wish(options) is not None:
+        # They took part in choosing the effort, and may have been overruled.
+        for name in (*_TEMPLATE_SWITCHES, "reasoning_effort"):
+            options.pop(name, None)
     return options
 
 

@@ -1,105 +1,35 @@
-"""Which bodies are refused, with which code and param, and what is made of the others."""
+"""Which bodies are refused, with which code and param, and which fields have no effect."""
 
 from typing import Any
 
-import msgspec
 import orjson
 import pytest
 
-from ingress.dialects.base import JobContext
-from ingress.dialects.chat import Chat
 from ingress.dialects.chat_request import ChatRequest
-from ingress.dialects.profile import OFFICIAL as OFFICIAL_PROFILE
-from schemas.codec import decode_job, encode_job
 from schemas.errors import RequestError
-from schemas.job import ChatPrompt, Job, Reasoning
-from schemas.message import ImageLink, Message, TextPart, ToolCall
-from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
-from schemas.sampling import OutputLimit
-from tests.unit.dialects.transcripts import CARD, CONTEXT
-
-USER = {"role": "user", "content": "secret words"}
-CALL = {"id": "call_9", "type": "function", "function": {"name": "probe", "arguments": "{}"}}
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-
-
-def normalise(body: Any, card: ModelCard = CARD, context: JobContext = CONTEXT) -> Job:
-    chat = Chat()
-    job = chat.normalise(chat.parse(body), card, context).job
-    assert decode_job(encode_job(job)) == job, "every Job must survive the broker"
-    return job
-
-
-def chat(card: ModelCard = CARD, context: JobContext = CONTEXT, **fields: Any) -> Job:
-    return normalise({"model": "glm-5.3", "messages": [USER], **fields}, card, context)
-
-
-def messages(*turns: Any, card: ModelCard = CARD) -> tuple[Message, ...]:
-    prompt = chat(card, messages=list(turns)).prompt
-    assert isinstance(prompt, ChatPrompt)
-    return prompt.messages
-
-
-def reasoning(card: ModelCard = CARD, context: JobContext = CONTEXT, **fields: Any) -> Reasoning:
-    prompt = chat(card, context, **fields).prompt
-    assert isinstance(prompt, ChatPrompt)
-    return prompt.reasoning
-
-
-def card(**changes: Any) -> ModelCard:
-    return msgspec.structs.replace(CARD, **changes)
-
-
-def thinker(*efforts: Any, default: Any) -> ModelCard:
-    support = ReasoningSupport(efforts=efforts, default=default)
-    return card(capabilities=Capabilities(reasoning=support))
-
-
-SHAPE = "schema_validation_failed"
-VALUE = "unsupported_value"
-PARAMETER = "unsupported_parameter"
-TOOL = "invalid_tool"
-SCHEMA = "tool_schema_invalid"
-UNKNOWN = "tool_choice_unknown_tool"
-
-ALLOWED = "tool_choice.allowed_tools.tools"
-SCHEMA_FIELD = "response_format.json_schema.schema"
-DEEP: dict[str, Any] = orjson.loads(
-    b'{"type":"object","properties":{"a":' * 400 + b"{}" + b"}}" * 400
+from tests.unit.dialects.chat_jobs import (
+    ALLOWED,
+    CALL,
+    DEEP,
+    PARAMETER,
+    SCHEMA,
+    SCHEMA_FIELD,
+    SHAPE,
+    TOOL,
+    UNKNOWN,
+    USER,
+    VALUE,
+    allowed,
+    chat,
+    chosen,
+    custom,
+    form,
+    messages,
+    normalise,
+    part,
+    tool,
+    turn,
 )
-
-
-def turn(**fields: Any) -> dict[str, Any]:
-    return {"messages": [USER, fields]}
-
-
-def part(role: str, **fields: Any) -> dict[str, Any]:
-    content = [{"type": "text", "text": "a"}, fields]
-    return {"messages": [{"role": role, "content": content, "tool_call_id": "c"}]}
-
-
-def tool(*, type: str = "function", **function: Any) -> dict[str, Any]:
-    return {"type": type, "function": {"name": "f", **function}}
-
-
-def custom(**fields: Any) -> dict[str, Any]:
-    return {"type": "custom", "custom": {"name": "note", **fields}}
-
-
-def chosen(name: str, type: str = "function") -> dict[str, Any]:
-    return {"type": type, type: {"name": name}}
-
-
-def allowed(mode: str, *names: str) -> dict[str, Any]:
-    return {
-        "type": "allowed_tools",
-        "allowed_tools": {"mode": mode, "tools": [chosen(name) for name in names]},
-    }
-
-
-def form(type: str, **fields: Any) -> dict[str, Any]:
-    return {"response_format": {"type": type, **fields}}
-
 
 BAD_FIELDS = [
     # shape of the body
@@ -415,278 +345,6 @@ def test_deep_template_options_are_refused_without_recursion() -> None:
     with pytest.raises(RequestError) as caught:
         messages(USER, {"role": "assistant", "tool_calls": [call]})
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
-
-
-# --- Messages ------------------------------------------------------------------------------------
-
-
-def said(text: str) -> tuple[TextPart, ...]:
-    return (TextPart(text=text),)
-
-
-def test_roles_and_parts() -> None:
-    turns = messages(
-        {
-            "role": "developer",
-            "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
-        },
-        {"role": "system", "content": "And kind.", "name": "boss"},
-        {"role": "user", "content": "a\x00b"},
-        {"role": "user", "content": ""},
-        {
-            "role": "assistant",
-            "content": "hm",
-            "reasoning_content": "thought",
-            "audio": {"id": "x"},
-        },
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-        {"role": "assistant", "content": None, "refusal": "Never.", "tool_calls": None},
-    )
-    assert turns == (
-        Message(role="system", parts=said("Be brief.")),
-        Message(role="system", parts=said("And kind."), name="boss"),
-        Message(role="user", parts=said("a\x00b")),
-        Message(role="user"),
-        Message(role="assistant", parts=said("hm"), reasoning="thought"),
-        Message(role="assistant", parts=said("No.")),
-        Message(role="assistant", parts=said("Never.")),
-    )
-
-
-@pytest.mark.parametrize("role", ["system", "user", "assistant"])
-def test_any_single_turn_is_served(role: Any) -> None:
-    assert messages({"role": role, "content": "x"}) == (Message(role=role, parts=said("x")),)
-
-
-@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
-def test_every_spelling_of_no_content_beside_calls(content: dict[str, Any]) -> None:
-    turns = messages(
-        {"role": "assistant", "tool_calls": [CALL], **content},
-        {"role": "tool", "tool_call_id": "call_9", "content": [{"type": "text", "text": "up"}]},
-    )
-    assert turns == (
-        Message(
-            role="assistant", tool_calls=(ToolCall(id="call_9", name="probe", arguments="{}"),)
-        ),
-        Message(role="tool", parts=said("up"), tool_call_id="call_9"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [('{"a":1}', '{"a":1}'), ({"a": [1]}, '{"a":[1]}'), ("", "{}"), (None, "{}"), ("{cut", "{cut")],
-)
-def test_arguments_sent_back(arguments: Any, text: str) -> None:
-    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
-    (only,) = messages({"role": "assistant", "tool_calls": [call]})
-    assert only.tool_calls == (ToolCall(id="c", name="f", arguments=text),)
-
-
-def test_images_are_left_out_on_a_model_without_vision() -> None:
-    text = {"type": "text", "text": "What is this?"}
-    assert messages({"role": "user", "content": [text, IMAGE]}) == (
-        Message(role="user", parts=said("What is this?")),
-    )
-    assert messages({"role": "user", "content": [IMAGE]}) == (Message(role="user"),)
-
-
-SEEING = card(capabilities=Capabilities(vision=True))
-
-
-def test_images_keep_their_places_on_a_model_with_vision() -> None:
-    def text(text: str) -> dict[str, str]:
-        return {"type": "text", "text": text}
-
-    photo = {
-        "type": "image_url",
-        "image_url": {"url": "https://pics.example/a.png", "detail": "high"},
-    }
-    content = [text("One "), text("two"), IMAGE, photo, text("three"), text("")]
-    assert messages(USER, {"role": "user", "content": content}, card=SEEING)[1].parts == (
-        TextPart(text="One two"),
-        ImageLink(url="data:image/png;base64,AA==", param="messages[1].content[2].image_url.url"),
-        ImageLink(url="https://pics.example/a.png", param="messages[1].content[3].image_url.url"),
-        TextPart(text="three"),
-    )
-
-
-def test_an_image_file_cannot_be_used_where_it_would_be_seen() -> None:
-    filed = {"type": "image_url", "image_url": {"file_id": "file-1"}}
-    with pytest.raises(RequestError) as caught:
-        messages({"role": "user", "content": [filed]}, card=SEEING)
-    assert (caught.value.code, caught.value.param) == (
-        VALUE,
-        "messages[0].content[0].image_url.file_id",
-    )
-    assert messages({"role": "user", "content": [filed]}) == (Message(role="user"),)
-
-
-# --- Sampling and output length ------------------------------------------------------------------
-
-
-def test_sampling_reaches_the_job() -> None:
-    sampling = chat(
-        n=2,
-        temperature=1,
-        top_p=0.9,
-        top_k=40,
-        min_p=0.05,
-        presence_penalty=-2,
-        frequency_penalty=0.5,
-        repetition_penalty=1.1,
-        seed=-7,
-        logit_bias={"5": -100, "17": 3.5},
-        stop=["a", "b"],
-        logprobs=True,
-        top_logprobs=20,
-    ).sampling
-    assert (sampling.n, sampling.seed, sampling.top_k, sampling.min_p) == (2, -7, 40, 0.05)
-    assert (sampling.temperature, sampling.top_p) == (1.0, 0.9)
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 0.5)
-    assert sampling.repetition_penalty == 1.1
-    assert sampling.logit_bias == ((5, -100.0), (17, 3.5))
-    assert sampling.stop.strings == ("a", "b")
-    assert (sampling.logprobs, sampling.top_logprobs) == (True, 20)
-
-
-def test_four_fields_are_dropped_where_the_model_sets_them_itself() -> None:
-    own = card(honors_sampling=False)
-    dropped: dict[str, Any] = {
-        "temperature": 1,
-        "top_p": 0.5,
-        "presence_penalty": 1,
-        "frequency_penalty": 1,
-    }
-    kept: dict[str, Any] = {
-        "top_k": 3,
-        "min_p": 0.1,
-        "repetition_penalty": 1.2,
-        "seed": 4,
-        "stop": "x",
-    }
-    assert chat(own, **dropped, **kept) == chat(own, **kept)
-    sampling = chat(own, **kept).sampling
-    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (3, 0.1, 1.2)
-    assert (sampling.seed, sampling.stop.strings) == (4, ("x",))
-
-
-def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary() -> None:
-    assert chat(top_k=10**18).sampling.top_k == CARD.vocab_size
-    assert chat(card(vocab_size=0), top_k=10**18).sampling.top_k == 2**30
-    assert chat(top_k=-1).sampling.top_k == -1
-
-
-@pytest.mark.parametrize(
-    ("fields", "capabilities", "param"),
-    [
-        ({"n": 2}, Capabilities(n=False), "n"),
-        ({"logprobs": True}, Capabilities(logprobs=False), "logprobs"),
-    ],
-)
-def test_capabilities_gate(fields: dict[str, Any], capabilities: Capabilities, param: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        chat(card(capabilities=capabilities), **fields)
-    assert (caught.value.code, caught.value.param) == (VALUE, param)
-    assert chat(card(capabilities=capabilities), n=1, logprobs=False) is not None
-
-
-@pytest.mark.parametrize(
-    ("fields", "limit"),
-    [
-        ({}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
-        ({"max_tokens": 5}, OutputLimit(max_tokens=5, fallback_tokens=65_536)),
-        ({"max_completion_tokens": 9}, OutputLimit(max_tokens=9, fallback_tokens=65_536)),
-        (
-            {"max_tokens": 5, "max_completion_tokens": 9},
-            OutputLimit(max_tokens=5, fallback_tokens=65_536),
-        ),
-        ({"max_tokens": 10**18}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
-        ({"max_tokens": 1e30}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
-        ({"max_tokens": 131_073}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
-        ({"max_tokens": 131_072}, OutputLimit(max_tokens=131_072, fallback_tokens=65_536)),
-    ],
-)
-def test_output_length(fields: dict[str, Any], limit: OutputLimit) -> None:
-    assert chat(**fields).sampling.limit == limit
-
-
-# --- Reasoning -----------------------------------------------------------------------------------
-
-OFFICIAL = msgspec.structs.replace(CONTEXT, profile=OFFICIAL_PROFILE)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, Reasoning(effort="low")),
-        ({"reasoning_effort": "high"}, Reasoning(effort="high")),
-        ({"reasoning": {"effort": "high"}}, Reasoning(effort="high")),
-        ({"reasoning": {"summary": "auto"}}, Reasoning(effort="low")),
-        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, Reasoning(effort="low")),
-        ({"thinking": {"type": "adaptive"}}, Reasoning(effort="low")),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, Reasoning(effort="low")),
-        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, Reasoning(effort="low")),
-        *(
-            (off, Reasoning(effort="none", visible=False))
-            for off in (
-                {"reasoning_effort": "none"},
-                {"reasoning": {"effort": "none"}},
-                {"thinking": {"type": "disabled"}},
-                {"chat_template_kwargs": {"enable_thinking": False}},
-            )
-        ),
-        # precedence
-        (
-            {
-                "reasoning_effort": "high",
-                "reasoning": {"effort": "none"},
-                "thinking": {"type": "disabled"},
-            },
-            Reasoning(effort="high"),
-        ),
-        (
-            {"reasoning": {"effort": "high"}, "thinking": {"type": "disabled"}},
-            Reasoning(effort="high"),
-        ),
-        (
-            {
-                "thinking": {"type": "disabled"},
-                "chat_template_kwargs": {"enable_thinking": True},
-            },
-            Reasoning(effort="none", visible=False),
-        ),
-    ],
-)
-def test_reasoning_controls(fields: dict[str, Any], expected: Reasoning) -> None:
-    assert reasoning(**fields) == expected
-
-
-def test_minimal_effort_is_a_matter_of_profile() -> None:
-    assert reasoning(context=OFFICIAL, reasoning_effort="minimal") == Reasoning(effort="low")
-    assert reasoning(context=OFFICIAL, reasoning={"effort": "minimal"}) == Reasoning(effort="low")
-
-
-def test_a_model_without_reasoning_ignores_the_controls() -> None:
-    plain = card(capabilities=Capabilities())
-    assert reasoning(plain, reasoning_effort="high") == Reasoning()
-    assert reasoning(plain, thinking={"type": "disabled"}) == Reasoning()
-
-
-def test_headroom_is_added_while_reasoning_is_on() -> None:
-    roomy = card(reasoning_headroom=24_576)
-    assert chat(roomy, max_tokens=100).sampling.limit.max_tokens == 24_676
-    assert chat(roomy, max_tokens=100, reasoning_effort="none").sampling.limit.max_tokens == 100
-
-
-def test_the_effort_replaces_the_templates_own_switch() -> None:
-    job = chat(
-        reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "style": "x"}
-    )
-    assert isinstance(job.prompt, ChatPrompt)
-    assert job.prompt.template_options == {"style": "x"}
-    plain = chat(card(capabilities=Capabilities()), chat_template_kwargs={"enable_thinking": False})
-    assert isinstance(plain.prompt, ChatPrompt)
-    assert plain.prompt.template_options == {"enable_thinking": False}
 
 
 def test_identity_and_clock_come_from_the_context() -> None:
