@@ -15,11 +15,13 @@ from schemas.errors import (
     ClientClosedRequest,
     InvalidJson,
     ModelOverloaded,
+    ModelZdrNotSupported,
     RequestBodyTimeout,
     RequestTooLarge,
     ServerShuttingDown,
     UnsupportedMediaType,
 )
+from schemas.model_card import ModelCard
 
 MAX_DEPTH = 128
 """Nesting of JSON values. Tool schemas in use stay below 30; deeper ones only exhaust stacks."""
@@ -49,6 +51,15 @@ class Admission:
         self.in_flight = 0
         self.shutting_down = False
 
+    def check_open(self) -> None:
+        """Refuse what comes too late.
+
+        Raises:
+            ServerShuttingDown: This process takes no more requests.
+        """
+        if self.shutting_down:
+            raise ServerShuttingDown("The server is shutting down; try again.")
+
     def acquire(self) -> Slot:
         """A slot.
 
@@ -56,12 +67,24 @@ class Admission:
             ServerShuttingDown: This process takes no more requests.
             ModelOverloaded: It has too many.
         """
-        if self.shutting_down:
-            raise ServerShuttingDown("The server is shutting down; try again.")
+        self.check_open()
         if self.in_flight >= self._max_concurrent:
             raise ModelOverloaded("Too many requests are in flight; try again shortly.")
         self.in_flight += 1
         return Slot(self)
+
+
+def check_zdr(request: Request, card: ModelCard) -> None:
+    """Refuse what asks for more secrecy than the model offers.
+
+    Raises:
+        ModelZdrNotSupported: Zero data retention is required and the model does not have it.
+    """
+    required = request.headers.get("wafer-zdr", "").strip().lower() == "required"
+    if required and not card.zdr_supported:
+        raise ModelZdrNotSupported(
+            "This model does not support zero data retention.", param="model"
+        )
 
 
 async def read_json(request: Request, *, max_bytes: int, idle_s: float) -> Any:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ingress.dialects.base import Dialect, Encoder
+from ingress.disconnect import until_gone
 from ingress.errors import error_response
 from ingress.generation import Generation
 from ingress.settings import TimeLimits
@@ -128,7 +129,7 @@ class Answer(Response):
             ServingError: It will not be.
         """
         carrying = asyncio.create_task(self._carry(send))
-        leaving = asyncio.create_task(_until_gone(receive))
+        leaving = asyncio.create_task(until_gone(receive))
         woken = asyncio.create_task(self._wake.wait())
         try:
             while True:
@@ -250,9 +251,3 @@ class Answer(Response):
             raise ClientClosedRequest("The client went away.") from None
         self._writing = False
         self._written_at = self._loop.time()
-
-
-async def _until_gone(receive: Receive) -> None:
-    with contextlib.suppress(OSError):
-        while (await receive())["type"] != "http.disconnect":
-            pass

@@ -15,7 +15,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingress.admission import Admission, Slot, read_json
+from ingress.admission import Admission, Slot, check_zdr, read_json
 from ingress.answer import Answer
 from ingress.auth import Authenticator, Principal
 from ingress.catalog import Catalog
@@ -25,7 +25,7 @@ from ingress.generation import Generation, outcome_of
 from ingress.metrics import IngressMetrics
 from ingress.settings import IngressSettings
 from schemas import telemetry
-from schemas.errors import ErrorInfo, ModelZdrNotSupported
+from schemas.errors import ErrorInfo
 from schemas.transport.base import Dispatcher
 
 log = structlog.get_logger()
@@ -79,13 +79,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     )
     wanted = dialect.parse(body)
     card = services.catalog.lookup(wanted.model)
-    if (
-        request.headers.get("wafer-zdr", "").strip().lower() == "required"
-        and not card.zdr_supported
-    ):
-        raise ModelZdrNotSupported(
-            "This model does not support zero data retention.", param="model"
-        )
+    check_zdr(request, card)
     now = time.time()
     response_id = secrets.token_hex(16)
     profile = PROFILES[settings.profile]

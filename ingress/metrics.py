@@ -21,6 +21,12 @@ class IngressMetrics:
             ["dialect", "model", "outcome", "status"],
             registry=self.registry,
         )
+        self.counts = Counter(
+            "headrace_token_counts_total",
+            "Requests to count tokens, by how they ended: exact, estimated, failed, cancelled",
+            ["dialect", "model", "outcome"],
+            registry=self.registry,
+        )
         self.in_flight = Gauge(
             "headrace_requests_in_flight", "Requests in flight", registry=self.registry
         )

@@ -26,6 +26,7 @@ class TimeLimits(BaseModel):
         keep_alive_s: Silence after which a stream gets a sign of life.
         write_s: How long a reader may take nothing before the stream is given up.
         body_s: Silence while the request body is uploaded.
+        count_s: How long a worker may take to count a prompt before it is estimated.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +41,7 @@ class TimeLimits(BaseModel):
     keep_alive_s: float = Field(default=15.0, gt=0)
     write_s: float = Field(default=60.0, gt=0)
     body_s: float = Field(default=60.0, gt=0)
+    count_s: float = Field(default=2.0, gt=0)
 
 
 class IngressSettings(BaseModel):

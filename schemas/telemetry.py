@@ -18,6 +18,8 @@ import structlog
 REQUEST_COMPLETED: Final = "request.completed"
 """The canonical line: one per request, whatever its end."""
 
+COUNT_COMPLETED: Final = "count.completed"
+"""The same for a request that only counts tokens."""
 
 JOB_FAILED: Final = "job.failed"
 JOB_CANCELLED: Final = "job.cancelled"
