@@ -8,7 +8,7 @@ none knows of another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -32,6 +32,8 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
         model: The model's id in catalogue spelling.
         request_id: As in the `x-request-id` header.
         profile: Of the deployment.
+        clock: Gives Unix seconds, for dialects that say when an answer was complete; without it
+            they leave that open.
     """
 
     response_id: str
@@ -39,6 +41,7 @@ class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     request_id: str
     profile: Profile = WAFER
+    clock: Callable[[], float] | None = None
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from ingress.dialects.base import Dialect
 from ingress.dialects.chat import Chat
 from ingress.dialects.messages import Messages
+from ingress.dialects.responses import Responses
 
 _ALL: tuple[Dialect, ...] = (
     Chat(),
     Messages(),
+    Responses(),
 )
 
 DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in _ALL}

@@ -1,0 +1,451 @@
+"""Input items -> the turns of a conversation.
+
+An item is read into one of three things, whatever its type: something said, a call, or the result
+of a call. Types that say nothing to a model are skipped, unknown ones refused.
+
+Source: Responses, section 3 (input items); dialect profiles, #1 and #6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+import orjson
+from pydantic import BeforeValidator, Tag
+
+from ingress.dialects.custom_tools import wrap_input
+from ingress.dialects.profile import Profile
+from ingress.dialects.responses_builtins import BUILTINS
+from ingress.dialects.responses_tools import Path, flat_name
+from ingress.dialects.validation import (
+    STRING_OR_ARRAY,
+    WireModel,
+    bad_shape,
+    field_path,
+    validate,
+)
+from schemas.errors import (
+    ModelRequestRejected,
+    SchemaValidationFailed,
+    UnsupportedInputItem,
+    UnsupportedValue,
+)
+from schemas.message import ImageLink, Message, Part, TextPart, ToolCall
+
+# --- What an item is -----------------------------------------------------------------------------
+
+
+class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
+    """An image, not looked at yet: whether it matters depends on model and profile.
+
+    Attributes:
+        url: As it came.
+        param: Where the request has it.
+    """
+
+    url: Any
+    param: str
+
+
+Content: TypeAlias = tuple[str | ImageInput, ...]
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A message.
+
+    Attributes:
+        untyped: Where the item is, if it has the short form without `type`.
+    """
+
+    role: Literal["system", "user", "assistant"]
+    content: Content
+    untyped: str | None = None
+
+
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the assistant made.
+
+    Attributes:
+        search: It is a search for tools.
+    """
+
+    call: ToolCall
+    search: bool = False
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a call.
+
+    Attributes:
+        search: Of a search for tools.
+    """
+
+    call_id: str
+    content: Content
+    search: bool = False
+
+
+Turn: TypeAlias = Said | Called | Answered
+
+# --- Their wire forms ----------------------------------------------------------------------------
+
+
+def _argument_text(value: Any) -> str:
+    if value is None:
+        return "{}"
+    if isinstance(value, dict):
+        return orjson.dumps(value).decode()
+    if not isinstance(value, str):
+        raise bad_shape("must be a string")
+    return value if value.strip() else "{}"
+
+
+class _Message(WireModel):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Annotated[
+        Annotated[str, Tag("<string>")] | Annotated[list[Any], Tag("<array>")], STRING_OR_ARRAY
+    ]
+
+
+class _FunctionCall(WireModel):
+    call_id: str
+    name: str
+    namespace: str | None = None
+    arguments: Annotated[str, BeforeValidator(_argument_text)] = "{}"
+
+
+class _CustomCall(WireModel):
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+
+class _BuiltinCall(WireModel):
+    call_id: str
+
+
+class _Result(WireModel):
+    call_id: str
+    output: Any
+
+
+class _LocalShellResult(WireModel):
+    """Its `id` is officially that of the call; newer clients send `call_id` as everywhere else."""
+
+    id: str | None = None
+    call_id: str | None = None
+    output: Any
+
+
+class _PatchResult(WireModel):
+    call_id: str
+    status: str | None = None
+    output: str | None = None
+
+
+class _Text(WireModel):
+    text: str
+
+
+class _Refusal(WireModel):
+    refusal: str
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+SKIPPED: Final = frozenset(
+    {
+        "additional_tools",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "configuration_update",
+        "ghost_snapshot",
+        "other",
+        "reasoning",
+        "web_search_call",
+    }
+)
+"""Types that are accepted and say nothing to the model."""
+
+
+def read_input(value: str | Sequence[Any]) -> tuple[Turn, ...]:
+    """The turns that `input` stands for.
+
+    Raises:
+        UnsupportedInputItem: An item, or a part of one, is of a type that cannot be served.
+        RequestError: An item is not as its type demands.
+    """
+    if isinstance(value, str):
+        return (Said(role="user", content=(value,)),)
+    if not value:
+        raise UnsupportedValue("`input` must not be empty.", param="input")
+    return tuple(turn for index, raw in enumerate(value) for turn in _read(raw, ("input", index)))
+
+
+def _read(raw: Any, at: Path) -> Iterator[Turn]:
+    if not isinstance(raw, dict):
+        raise _wrong(at, "must be an object")
+    kind = raw.get("type")
+    if kind is None:
+        if "role" not in raw:
+            raise _unsupported((*at, "type"), "is required")
+        yield _message(raw, at, untyped=field_path((*at, "type")))
+    elif not isinstance(kind, str):
+        raise _unsupported((*at, "type"), "must be a string")
+    elif kind == "message":
+        yield _message(raw, at)
+    elif kind in _READERS:
+        yield _READERS[kind](raw, at)
+    elif kind in _BUILTIN_CALLS:
+        yield from _builtin_call(_BUILTIN_CALLS[kind], raw, at)
+    elif kind == "tool_search_output":
+        yield from _search_result(raw)
+    elif kind not in SKIPPED:
+        raise _unsupported((*at, "type"), "is no type of input item that is supported here")
+
+
+def _message(raw: dict[str, Any], at: Path, *, untyped: str | None = None) -> Said:
+    wire = validate(_Message, raw, at)
+    return Said(
+        role="system" if wire.role == "developer" else wire.role,
+        content=_content(wire.content, (*at, "content")),
+        untyped=untyped,
+    )
+
+
+def _function_call(raw: dict[str, Any], at: Path) -> Called:
+    wire = validate(_FunctionCall, raw, at)
+    name = flat_name(wire.name, wire.namespace)
+    return Called(call=ToolCall(id=wire.call_id, name=name, arguments=wire.arguments))
+
+
+def _custom_call(raw: dict[str, Any], at: Path) -> Called:
+    wire = validate(_CustomCall, raw, at)
+    name = flat_name(wire.name, wire.namespace)
+    return Called(call=ToolCall(id=wire.call_id, name=name, arguments=wrap_input(wire.input)))
+
+
+def _builtin_call(name: str, raw: dict[str, Any], at: Path) -> Iterator[Called]:
+    builtin = BUILTINS[name]
+    search = name == "tool_search"
+    if search and not isinstance(raw.get("call_id"), str):
+        return  # the provider's own search
+    call_id = validate(_BuiltinCall, raw, at).call_id
+    value = raw.get(builtin.field)
+    if not isinstance(value, dict):
+        raise _wrong((*at, builtin.field), "must be an object")
+    arguments = builtin.argument_text(value)
+    yield Called(call=ToolCall(id=call_id, name=name, arguments=arguments), search=search)
+
+
+def _result(raw: dict[str, Any], at: Path) -> Answered:
+    wire = validate(_Result, raw, at)
+    return Answered(call_id=wire.call_id, content=_output(wire.output, (*at, "output")))
+
+
+def _local_shell_result(raw: dict[str, Any], at: Path) -> Answered:
+    wire = validate(_LocalShellResult, raw, at)
+    call_id = wire.call_id or wire.id
+    if call_id is None:
+        raise _wrong((*at, "call_id"), "is required")
+    return Answered(call_id=call_id, content=_output(wire.output, (*at, "output")))
+
+
+def _shell_result(raw: dict[str, Any], at: Path) -> Answered:
+    wire = validate(_Result, raw, at)
+    if isinstance(wire.output, str):
+        return Answered(call_id=wire.call_id, content=(wire.output,))
+    if not isinstance(wire.output, list):
+        raise _wrong((*at, "output"), "must be an array")
+    return Answered(call_id=wire.call_id, content=(orjson.dumps(wire.output).decode(),))
+
+
+def _patch_result(raw: dict[str, Any], at: Path) -> Answered:
+    wire = validate(_PatchResult, raw, at)
+    text = "\n".join(line for line in (wire.status, wire.output) if line)
+    return Answered(call_id=wire.call_id, content=(text,))
+
+
+def _search_result(raw: dict[str, Any]) -> Iterator[Answered]:
+    call_id, found = raw.get("call_id"), raw.get("tools")
+    if isinstance(call_id, str) and isinstance(found, list):
+        yield Answered(call_id=call_id, content=(orjson.dumps(found).decode(),), search=True)
+
+
+_READERS: Final[Mapping[str, Callable[[dict[str, Any], Path], Turn]]] = {
+    "function_call": _function_call,
+    "function_call_output": _result,
+    "custom_tool_call": _custom_call,
+    "custom_tool_call_output": _result,
+    "local_shell_call_output": _local_shell_result,
+    "shell_call_output": _shell_result,
+    "apply_patch_call_output": _patch_result,
+}
+
+_BUILTIN_CALLS: Final = {builtin.item_type: name for name, builtin in BUILTINS.items()}
+
+
+def _output(value: Any, at: Path) -> Content:
+    """The output of a call: text, parts, or an object with either as its `content`."""
+    if isinstance(value, dict):
+        value, at = value.get("content"), (*at, "content")
+    if not isinstance(value, str | list):
+        raise _wrong(at, "must be a string or an array")
+    return _content(value, at)
+
+
+def _content(value: str | list[Any], at: Path) -> Content:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(part for index, raw in enumerate(value) for part in _read_part(raw, (*at, index)))
+
+
+def _read_part(raw: Any, at: Path) -> Iterator[str | ImageInput]:
+    if not isinstance(raw, dict):
+        raise _wrong(at, "must be an object")
+    kind = raw.get("type")
+    match kind:
+        case "input_text" | "output_text" | "text":
+            yield validate(_Text, raw, at).text
+        case "refusal":
+            yield validate(_Refusal, raw, at).refusal
+        case "summary_text" | "reasoning_text":
+            return
+        case "input_image":
+            yield ImageInput(url=raw.get("image_url"), param=field_path((*at, "image_url")))
+        case None:
+            raise _wrong((*at, "type"), "is required")
+        case _:
+            raise _unsupported((*at, "type"), "is no type of content that is supported here")
+
+
+def _wrong(at: Path, text: str) -> SchemaValidationFailed:
+    param = field_path(at)
+    return SchemaValidationFailed(f"`{param}` {text}.", param=param)
+
+
+def _unsupported(at: Path, text: str) -> UnsupportedInputItem:
+    param = field_path(at)
+    return UnsupportedInputItem(f"`{param}` {text}.", param=param)
+
+
+# --- Turns to messages ---------------------------------------------------------------------------
+
+
+def conversation(
+    instructions: str | None,
+    turns: Sequence[Turn],
+    *,
+    profile: Profile,
+    vision: bool,
+    searches: bool,
+) -> tuple[Message, ...]:
+    """The messages for the model.
+
+    Everything that the assistant said and called in a row is one turn. Results are linked to their
+    calls by id and keep their order.
+
+    Args:
+        instructions: System text to stand first.
+        turns: The rest, in order.
+        profile: Whether the short form of messages is allowed, and what becomes of images.
+        vision: The model can see.
+        searches: The client runs tool searches; otherwise they are no turns.
+
+    Raises:
+        UnsupportedInputItem: A message has the short form and may not.
+        RequestError: There is an image that cannot be shown, or nothing at all.
+    """
+    messages: list[Message] = []
+    if instructions:
+        messages.append(Message(role="system", parts=(TextPart(text=instructions),)))
+    assistant: _AssistantTurn | None = None
+    for turn in turns:
+        if not isinstance(turn, Said) and turn.search and not searches:
+            continue
+        if isinstance(turn, Said) and turn.untyped is not None and not profile.untyped_messages:
+            raise _short_form(turn.untyped)
+        if isinstance(turn, Called) or (isinstance(turn, Said) and turn.role == "assistant"):
+            assistant = assistant or _AssistantTurn()
+            assistant.add(turn, profile, vision)
+            continue
+        if assistant is not None:
+            messages.append(assistant.message())
+            assistant = None
+        parts = _parts(turn.content, profile, vision)
+        if isinstance(turn, Said):
+            messages.append(Message(role=turn.role, parts=parts))
+        else:
+            messages.append(Message(role="tool", parts=parts, tool_call_id=turn.call_id))
+    if assistant is not None:
+        messages.append(assistant.message())
+    if not messages:
+        raise UnsupportedValue("`input` has nothing for the model to read.", param="input")
+    return tuple(messages)
+
+
+class _AssistantTurn:
+    """Texts and calls in a row; texts of several items are paragraphs."""
+
+    def __init__(self) -> None:
+        self._content: list[Part] = []
+        self._calls: list[ToolCall] = []
+
+    def add(self, turn: Said | Called, profile: Profile, vision: bool) -> None:
+        if isinstance(turn, Called):
+            self._calls.append(turn.call)
+            return
+        parts = _parts(turn.content, profile, vision)
+        if parts and self._content:
+            self._content.append(TextPart(text="\n\n"))
+        self._content += parts
+
+    def message(self) -> Message:
+        return Message(
+            role="assistant", parts=_joined(self._content), tool_calls=tuple(self._calls)
+        )
+
+
+def _short_form(param: str) -> UnsupportedInputItem:
+    return UnsupportedInputItem(
+        f"`{param}` is required: write a message as "
+        '{"type": "message", "role": ..., "content": ...}, or use Chat Completions. '
+        "Servers with the setting `profile: official` take messages without it.",
+        param=param,
+    )
+
+
+def _parts(content: Content, profile: Profile, vision: bool) -> tuple[Part, ...]:
+    shown = (_shown(piece, profile, vision) for piece in content)
+    return _joined([part for part in shown if part is not None])
+
+
+def _shown(piece: str | ImageInput, profile: Profile, vision: bool) -> Part | None:
+    if isinstance(piece, str):
+        return TextPart(text=piece) if piece else None
+    if profile.drop_response_images:
+        return None
+    if not vision:
+        raise ModelRequestRejected(
+            f"`{piece.param}` is an image, and this model takes text only.", param=piece.param
+        )
+    if not isinstance(piece.url, str):
+        raise SchemaValidationFailed(f"`{piece.param}` must be a URL.", param=piece.param)
+    return ImageLink(url=piece.url, param=piece.param)
+
+
+def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Neighbouring texts as one."""
+    joined: list[Part] = []
+    for is_text, run in groupby(parts, lambda part: isinstance(part, TextPart)):
+        if is_text:
+            text = "".join(part.text for part in run if isinstance(part, TextPart))
+            joined.append(TextPart(text=text))
+        else:
+            joined += run
+    return tuple(joined)

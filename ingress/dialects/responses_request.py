@@ -1,0 +1,171 @@
+"""The typed body of Responses.
+
+Input items and tools are read entry by entry, as their types differ; everything else is here.
+Fields that have no effect are declared only if the answer echoes them.
+
+Source: Responses, section 2 (request fields).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from pydantic import AfterValidator, Field, Tag, model_validator
+
+from ingress.dialects.responses_items import Turn, read_input
+from ingress.dialects.responses_tools import Declared, read_tools
+from ingress.dialects.validation import (
+    STRING_OR_ARRAY,
+    Flag,
+    Integer,
+    WireModel,
+    bad_value,
+    check_depth,
+    validate,
+)
+
+MAX_STOP_STRINGS: Final = 64
+MAX_TOP_LOGPROBS: Final = 20
+
+LOGPROBS: Final = "message.output_text.logprobs"
+REASONING: Final = "reasoning.encrypted_content"
+
+Free: TypeAlias = Annotated[Any, AfterValidator(check_depth)]
+"""Any JSON that travels on."""
+
+
+class ReasoningOptions(WireModel):
+    """How much to reason, and whether to tell.
+
+    Attributes:
+        effort: Any text here: what is not an effort depends on the profile.
+    """
+
+    effort: str | None = None
+    summary: Free = None
+
+
+class TextFormat(WireModel):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Free = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise bad_value("is required", field="schema")
+        return self
+
+
+class TextOptions(WireModel):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Free = None
+
+
+def _top_k(value: int) -> int:
+    if value < 1 and value != -1:
+        raise bad_value("must be at least 1, or -1 for no limit")
+    return value
+
+
+StopString: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class ResponsesBody(WireModel):
+    """The body of a request for a response."""
+
+    model: str
+    input: Annotated[
+        Annotated[str, Tag("<string>")]
+        | Annotated[list[Any], AfterValidator(check_depth), Tag("<array>")],
+        STRING_OR_ARRAY,
+    ]
+    instructions: str | None = None
+
+    max_output_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Integer, AfterValidator(_top_k)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: (
+        Annotated[
+            Annotated[StopString, Tag("<string>")]
+            | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<array>")],
+            STRING_OR_ARRAY,
+        ]
+        | None
+    ) = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    stream: Flag = False
+
+    tools: Annotated[list[Any], AfterValidator(check_depth)] | None = None
+    tool_choice: Free = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Any] | None = None
+
+    previous_response_id: Free = None
+    conversation: Free = None
+    prompt: Free = None
+
+    max_tool_calls: Free = None
+    metadata: Free = None
+    prompt_cache_key: Free = None
+    safety_identifier: Free = None
+    user: Free = None
+
+
+class ResponsesRequest(msgspec.Struct, frozen=True):
+    """A request for a response: its body, with items and tools read."""
+
+    body: ResponsesBody
+    turns: tuple[Turn, ...]
+    tools: tuple[Declared, ...]
+
+    @property
+    def model(self) -> str:
+        return self.body.model
+
+    @property
+    def stream(self) -> bool:
+        return self.body.stream
+
+    def includes(self, what: str) -> bool:
+        """Whether `include` has this entry."""
+        return what in (self.body.include or ())
+
+    @property
+    def wants_reasoning(self) -> bool:
+        """It asks for reasoning items."""
+        options = self.body.reasoning
+        return self.includes(REASONING) or (options is not None and options.summary is not None)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        stop = self.body.stop
+        return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+    @property
+    def text_format(self) -> TextFormat | None:
+        return self.body.text.format if self.body.text is not None else None
+
+
+def read_request(body: Any) -> ResponsesRequest:
+    """The typed request.
+
+    Raises:
+        RequestError: Wrong shape; `param` names the field.
+    """
+    wire = validate(ResponsesBody, body)
+    return ResponsesRequest(wire, read_input(wire.input), read_tools(wire.tools or ()))
