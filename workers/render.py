@@ -50,6 +50,7 @@ class ChatRenderer:
         self._show_special = show_special
         self._split = _ControlText(_control_texts(tokenizer, self.template))
         self._reserved = _reserved_names(tokenizer)
+        self._cut = f"x{secrets.token_hex(12)}x"
 
     def render_chat(self, job: Job) -> tuple[tuple[int, ...], bool]:
         """Apply the chat template. CPU work: milliseconds per 10 KB of text.
@@ -62,13 +63,15 @@ class ChatRenderer:
         """
         assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
         prompt = job.prompt
-        messages = [_as_mapping(message) for message in prompt.messages]
+        messages = self._split.mark([_as_mapping(message) for message in prompt.messages])
+        if prompt.continue_last:
+            messages[-1]["content"] += self._cut
         # With `none` the model must not call, and what it does not see it does not call.
         tools = [] if prompt.tool_choice.mode == "none" else [*map(_tool_mapping, prompt.tools)]
         options = self._options(prompt)
-        text = self._apply(
-            self._split.mark(messages), self._split.mark(tools), self._split.mark(options)
-        )
+        text = self._apply(messages, self._split.mark(tools), self._split.mark(options))
+        if prompt.continue_last:
+            text = self._unfinished(text)
         segments = self._split.segments(text)
         ids: list[int] = []
         for segment in segments:
@@ -76,12 +79,32 @@ class ChatRenderer:
             ids += self._tokenizer.encode(segment, add_special_tokens=False, verbose=False)
         return tuple(ids), segments[-1].rstrip().endswith(_REASONING_OPENERS)
 
-    def decode(self, token_ids: tuple[int, ...]) -> str:
-        """Text of generated ids, as the engine would stream it."""
+    def decode(
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        skip_special_tokens: bool | None = None,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Text of ids, as the engine would stream it; see `Tokenizer`."""
+        if skip_special_tokens is None:
+            skip_special_tokens = not self._show_special
         text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=not self._show_special
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces_between_special_tokens,
         )
         return text
+
+    def _unfinished(self, text: str) -> str:
+        """What the template put before the end of the last message, that message included."""
+        before, cut, _ = text.rpartition(self._cut)
+        if not cut:
+            raise UnsupportedValue(
+                "This model's chat template cannot continue a turn of the assistant.",
+                param="messages",
+            )
+        return before
 
     def _options(self, prompt: ChatPrompt) -> dict[str, Any]:
         """Template variables: the caller's, then what the Job says about reasoning."""

@@ -8,6 +8,7 @@ owner knows what its reader has already seen.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -47,8 +48,12 @@ from workers.metrics import WorkerMetrics
 from workers.parsing.base import PartDelta
 from workers.parsing.pipeline import ChoiceParser, build_parser
 from workers.prompt import render
+from workers.token_report import TokenReport
 
 log = structlog.get_logger()
+
+_THREAD_DECODE_TOKENS = 8_192
+"""Prompts of more tokens than this, all together, are decoded off the event loop."""
 
 _FINISH = {
     "stop": FinishReason.STOP,
@@ -160,6 +165,9 @@ class _Run:
         self._output_tokens = 0
         self._reasoning_tokens = 0
         self._engine_reasoning: dict[int, int] = {}  # per choice, where the engine counts itself
+        self._cached: set[int] = set()  # prompts whose cached tokens are counted
+        self._echoes: list[str] = []  # text of each prompt, where it was asked for
+        self._places = asyncio.Semaphore(max(1, runner.engine.slots // 2))
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -210,29 +218,16 @@ class _Run:
             return "interrupted"
         if time.time() > job.queue_deadline:
             raise ModelOverloaded("The request waited too long for a free worker.")
-        prompt_ids, reasoning_open = await self._render()
-        limit = job.sampling.limit
-        max_tokens = limit.max_tokens
-        if self._engine.takes_token_ids:
-            max_tokens = fit_output_limit(limit, len(prompt_ids), self._engine.card.context_length)
-        self._input_tokens = len(prompt_ids)
-        self.send((Accepted(self._runner.worker_id, len(prompt_ids)),))
-        requests = [
-            EngineRequest(
-                engine_request_id=f"{job.job_id}.{job.attempt}.{choice}",
-                job=job,
-                choice=choice,
-                prompt_ids=prompt_ids,
-                max_tokens=max_tokens,
-                stop_strings=self._engine_stops(),
-                reasoning_open=reasoning_open,
-            )
-            for choice in range(job.sampling.n)
-        ]
+        prompts, reasoning_open = await self._render()
+        requests = self._requests(prompts, reasoning_open)
+        self._input_tokens = sum(map(len, prompts))
+        self.send((Accepted(self._runner.worker_id, self._input_tokens),))
+        if isinstance(job.prompt, TokenPrompt) and job.prompt.echo:
+            self._echoes = await self._decode(prompts)
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch(requests))
-                choices = [group.create_task(self._choice(request)) for request in requests]
+                choices = [group.create_task(self._in_turn(request)) for request in requests]
                 await asyncio.wait(choices)
                 watcher.cancel()
         except BaseExceptionGroup as group_error:
@@ -244,25 +239,69 @@ class _Run:
         self._runner.metrics.output_tokens.inc(self._output_tokens)
         return "completed"
 
-    async def _render(self) -> tuple[tuple[int, ...], bool]:
+    def _requests(
+        self, prompts: Sequence[tuple[int, ...]], reasoning_open: bool
+    ) -> list[EngineRequest]:
+        """One per prompt and choice, in the order of `Job.choices`."""
+        job, n = self._job, self._job.sampling.n
+        limit, label = job.sampling.limit, job.sampling.engine.label
+        name = f"{job.job_id}.{job.attempt}"
+        requests = []
+        for number, prompt_ids in enumerate(prompts):
+            max_tokens = limit.max_tokens
+            if self._engine.takes_token_ids:
+                window = self._engine.card.context_length
+                max_tokens = fit_output_limit(limit, len(prompt_ids), window)
+            requests += [
+                EngineRequest(
+                    engine_request_id=f"{name}.{choice}:{label}" if label else f"{name}.{choice}",
+                    job=job,
+                    choice=choice,
+                    prompt_ids=prompt_ids,
+                    max_tokens=max_tokens,
+                    stop_strings=self._engine_stops(),
+                    reasoning_open=reasoning_open,
+                )
+                for choice in range(number * n, (number + 1) * n)
+            ]
+        return requests
+
+    async def _render(self) -> tuple[tuple[tuple[int, ...], ...], bool]:
+        """The prompts as token ids, and whether they end inside an open reasoning part."""
         if not self._engine.takes_token_ids:
             if isinstance(self._job.prompt, TokenPrompt):
                 raise UnsupportedParameter("This model does not take token ids.", param="prompt")
-            return (), False
+            return ((),), False
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "an engine that takes token ids has a tokenizer"
         match self._job.prompt:
-            case TokenPrompt(prompts=(ids,)):
-                return ids, False
+            case TokenPrompt(prompts=prompts):
+                return prompts, False
             case ChatPrompt():
-                return await render(tokenizer, self._job)
+                ids, reasoning_open = await render(tokenizer, self._job)
+                return (ids,), reasoning_open
+
+    async def _decode(self, prompts: Sequence[tuple[int, ...]]) -> list[str]:
+        """The text of each prompt."""
+        tokenizer, sampling = self._engine.tokenizer, self._job.sampling
+        assert tokenizer is not None, "an engine that takes token ids has a tokenizer"
+        decode = functools.partial(
+            tokenizer.decode,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        )
+        if sum(map(len, prompts)) > _THREAD_DECODE_TOKENS:
+            return [await asyncio.to_thread(decode, prompt) for prompt in prompts]
+        return [decode(prompt) for prompt in prompts]
 
     def _parser(self, request: EngineRequest) -> ChoiceParser:
         job = self._job
         chat = job.prompt if isinstance(job.prompt, ChatPrompt) else None
         return build_parser(
             request.choice,
-            reasoning_format=self._runner.reasoning_format if chat else None,
+            reasoning_format=self._runner.reasoning_format
+            if chat and not chat.continue_last
+            else None,
             starts_inside=request.reasoning_open,
             visible=chat is None or chat.reasoning.visible,
             stop=job.sampling.stop,
@@ -306,12 +345,19 @@ class _Run:
             await self._engine.abort(request.engine_request_id)
         raise _Cancelled
 
+    async def _in_turn(self, request: EngineRequest) -> None:
+        """Run one choice as soon as the Job has a place: it leaves half of the slots to others."""
+        async with self._places:
+            await self._choice(request)
+
     async def _choice(self, request: EngineRequest) -> None:
         """Run one choice and put its Deltas into the reply."""
         job, choice = self._job, request.choice
         parser = self._parser(request)
         min_tokens, produced = job.sampling.limit.min_tokens, 0
         logprobs = _PendingLogprobs() if job.sampling.logprobs else None
+        report = self._report_of(choice)
+        raw = isinstance(job.prompt, TokenPrompt)
         calls = False
         async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
@@ -327,11 +373,19 @@ class _Run:
                     in_call = in_call or parser.in_call
                     in_answer = not in_reasoning and (not in_call or _has_text(parts))
                     parts = logprobs.attach(chunk.logprobs, parts, in_answer=in_answer)
-                    if chunk.finish is not None and chunk.finish.reason == "length":
+                    ended = chunk.finish is not None or parser.stopped
+                    if ended and (raw or (chunk.finish and chunk.finish.reason == "length")):
                         parts = (*parts, *logprobs.rest(choice))
                 calls = calls or any(type(part) is ToolCallStarted for part in parts)
                 self._count(chunk, choice, in_reasoning)
-                self._write(chunk, choice, parts, self._finished(chunk, choice, parser, calls))
+                finished = self._finished(chunk, choice, parser, calls)
+                if report is None:
+                    self._write(chunk, choice, parts, finished)
+                else:
+                    for piece in report.prompt(chunk):
+                        self.send((*self._opening(), piece))
+                        await self._delivery.writable()
+                    self._write(chunk, choice, report.around(chunk, parts), finished)
                 if chunk.finish is not None:
                     return
                 if parser.stopped:
@@ -348,10 +402,12 @@ class _Run:
             self._reasoning_tokens += chunk.reasoning_tokens - before
         elif in_reasoning and self._reasoning_visible:
             self._reasoning_tokens += chunk.output_tokens
-        if chunk.input_tokens is not None:
+        if chunk.input_tokens is not None and isinstance(self._job.prompt, ChatPrompt):
             self._input_tokens = chunk.input_tokens
-        if chunk.cached_tokens is not None and not self._started:
-            self._cached_tokens = chunk.cached_tokens
+        prompt = choice // self._job.sampling.n
+        if chunk.cached_tokens is not None and prompt not in self._cached:
+            self._cached.add(prompt)
+            self._cached_tokens += chunk.cached_tokens
 
     @property
     def _reasoning_visible(self) -> bool:
@@ -362,7 +418,7 @@ class _Run:
         self,
         chunk: EngineChunk,
         choice: int,
-        parts: Sequence[PartDelta],
+        parts: Sequence[Delta],
         finished: Finished | None,
     ) -> None:
         ids = ((choice, chunk.token_ids),) if chunk.token_ids else ()
@@ -370,14 +426,22 @@ class _Run:
             if parts or ids:
                 self.send(parts, ids)
             return
-        deltas: list[Delta] = []
-        if not self._started:
-            self._started = True
-            deltas.append(Started(self._runner.worker_id, self._input_tokens, self._cached_tokens))
-        deltas += parts
+        deltas = [*self._opening(), *parts]
         if finished is not None:
             deltas.append(finished)
         self.send(deltas, ids)
+
+    def _opening(self) -> Sequence[Delta]:
+        if self._started:
+            return ()
+        self._started = True
+        return (Started(self._runner.worker_id, self._input_tokens, self._cached_tokens),)
+
+    def _report_of(self, choice: int) -> TokenReport | None:
+        if not TokenReport.wanted(self._job):
+            return None
+        echo = self._echoes[choice // self._job.sampling.n] if self._echoes else ""
+        return TokenReport(choice, echo, self._job)
 
     def _finished(
         self, chunk: EngineChunk, choice: int, parser: ChoiceParser, calls: bool

@@ -11,11 +11,18 @@ An engine must never put prompt or output text into an exception or a log line.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from schemas.delta import ArgumentsDelta, ReasoningDelta, TextDelta, TokenLogprob, ToolCallStarted
+from schemas.delta import (
+    ArgumentsDelta,
+    PromptLogprob,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallStarted,
+)
 from schemas.job import Job
 from schemas.model_card import ModelCard
 
@@ -26,8 +33,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         engine_request_id: Unique per attempt and choice; the handle for `abort`.
         job: The whole Job, for engines that take conversations.
-        choice: Which of the Job's choices this is, from 0.
-        prompt_ids: (prompt_len,) token ids; empty for engines that do not take them.
+        choice: Which of the Job's choices this is, from 0; see `Job.choices`.
+        prompt_ids: (prompt_len,) token ids of this choice's prompt; empty for engines that do not
+            take them.
         max_tokens: Tokens to generate at most, already fitted to the window.
         stop_strings: Stop strings the engine itself must honour, keeping them in its text; empty
             when they are looked for after parsing.
@@ -64,6 +72,7 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
         text: Raw text, to go through the output parser; never half a character.
         token_ids: Ids sampled in this step. Their text may come with a later chunk.
         logprobs: One per token id when asked for.
+        prompt_logprobs: One per prompt token from the position asked for; on the first chunk.
         deltas: Output already split, from engines that do not take token ids.
         output_tokens: Tokens this chunk accounts for; equals `len(token_ids)` where ids are known.
             Where an engine had to estimate, its last chunk puts the sum right and may be negative.
@@ -71,17 +80,22 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
             None where it did not say.
         cached_tokens: Prompt tokens found in the prefix cache (a total); None as above.
         reasoning_tokens: Reasoning tokens (a total) where the engine counts them itself.
+        hidden_states: On the last chunk, when asked for: one vector, or one per token.
+        routed_experts: On the last chunk, when asked for: base64 of the engine's own array.
         finish: Set on the last chunk of the choice.
     """
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     deltas: tuple[TextDelta | ReasoningDelta | ToolCallStarted | ArgumentsDelta, ...] = ()
     output_tokens: int = 0
     input_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
+    hidden_states: list[Any] | None = None
+    routed_experts: str | None = None
     finish: EngineFinish | None = None
 
 
@@ -105,7 +119,18 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decode(self, token_ids: tuple[int, ...]) -> str: ...
+    def decode(
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        skip_special_tokens: bool | None = None,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """Text of ids, as the engine would stream it.
+
+        Special tokens are skipped as the model's conversations need it, unless it is said.
+        """
+        ...
 
 
 class Engine(Protocol):

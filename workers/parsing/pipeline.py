@@ -18,6 +18,7 @@ from schemas.sampling import StopConditions
 from workers.parsing.base import CallParser, ChoiceParser, PartDelta, PlainText
 from workers.parsing.reasoning import REASONING_FORMATS, ReasoningSplitter
 from workers.parsing.stop import StopScanner
+from workers.parsing.stop_pattern import StopPatternScanner
 from workers.parsing.tools import TOOL_FORMATS
 
 __all__ = ["ChoiceParser", "StagedParser", "build_parser"]
@@ -59,7 +60,11 @@ def build_parser(
             hidden_when_off=hidden_when_off,
         )
     calls = None if tool_format is None else TOOL_FORMATS[tool_format].parser(choice, tools)
-    scanner = StopScanner(stop, template_stops) if stop.strings or template_stops else None
+    scanner: StopScanner | StopPatternScanner | None = None
+    if stop.patterns:
+        scanner = StopPatternScanner(stop, template_stops)
+    elif stop.strings or template_stops:
+        scanner = StopScanner(stop, template_stops)
     if splitter is None and calls is None and scanner is None:
         return PlainText(choice)
     return StagedParser(choice, splitter, calls, scanner, visible=visible)
@@ -73,7 +78,7 @@ class StagedParser:
         choice: int,
         splitter: ReasoningSplitter | None,
         calls: CallParser | None,
-        scanner: StopScanner | None,
+        scanner: StopScanner | StopPatternScanner | None,
         *,
         visible: bool,
     ) -> None:
