@@ -16,15 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.transport.memory import MemoryTransport
 from tests.fixtures.stack import MODEL, Pod, run_worker, serve_pod, until
-from workers.engines.scripted import ScriptedEngine
+from workers.engines.scripted import CAPABILITIES, ScriptedEngine
 
 HERE = Path(__file__).parent
 NODE = HERE / "node_modules" / ".bin"
 VISION_MODEL = "demo-vision-model"
+SEEING = msgspec.structs.replace(CAPABILITIES, vision=True)
 
 
 @dataclass
@@ -40,7 +42,10 @@ class Service:
 @pytest.fixture(params=["wafer", "official"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Service]:
     memory = MemoryTransport()
-    engines = [ScriptedEngine(served_id=MODEL), ScriptedEngine(served_id=VISION_MODEL, vision=True)]
+    engines = [
+        ScriptedEngine(served_id=MODEL),
+        ScriptedEngine(served_id=VISION_MODEL, capabilities=SEEING),
+    ]
     async with AsyncExitStack() as exits:
         dispatcher = memory.dispatcher()
         exits.push_async_callback(dispatcher.close)

@@ -75,7 +75,7 @@ def litellm_responses() -> Any:
 def litellm_error() -> Any:
     try:
         litellm.completion(**{**OPENAI_ROUTE, "model": "openai/nobody"}, messages=say("hi"))
-    except litellm.exceptions.OpenAIError as error:
+    except litellm.exceptions.NotFoundError as error:
         return [type(error).__name__, error.status_code]
     return None
 
