@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 from ingress.dialects import envelope
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.chat_encoder import ChatEncoder
-from ingress.dialects.chat_format import constraint
 from ingress.dialects.chat_messages import neutral_messages
 from ingress.dialects.chat_request import ChatRequest
 from ingress.dialects.chat_tools import offer, offer_legacy
 from ingress.dialects.effort import RANK, Wish, resolve
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.profile import Profile
+from ingress.dialects.response_format import constraint
+from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.dialects.validation import validate
@@ -27,9 +28,6 @@ from schemas.job import ChatPrompt, Job, Reasoning
 from schemas.message import ToolChoice, ToolSpec
 from schemas.model_card import ModelCard
 from schemas.sampling import SamplingParams, StopConditions
-
-_NO_TOP_K_LIMIT = 2**30
-"""Above any vocabulary, and within the 32-bit integers engines use."""
 
 _TEMPLATE_SWITCHES = ("enable_thinking", "thinking")
 
@@ -204,21 +202,13 @@ def _sampling(
         top_p=request.top_p if honored else None,
         presence_penalty=request.presence_penalty if honored else None,
         frequency_penalty=request.frequency_penalty if honored else None,
-        top_k=_top_k(request.top_k, card),
+        top_k=top_k_within(request.top_k, card),
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         seed=request.seed,
         logit_bias=request.logit_bias or (),
-        stop=StopConditions(strings=_stop_strings(request.stop)),
+        stop=StopConditions(strings=strings(request.stop)),
         constraint=answer_constraint(wanted, choice),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs or 0,
     )
-
-
-def _top_k(top_k: int | None, card: ModelCard) -> int | None:
-    return None if top_k is None else min(top_k, card.vocab_size or _NO_TOP_K_LIMIT)
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -8,11 +8,10 @@ Source: Chat Completions, section 2 (request fields).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from ingress.dialects.chat_format import Pattern, ResponseFormat
 from ingress.dialects.chat_messages import ChatMessage
 from ingress.dialects.chat_tools import (
     Choice,
@@ -21,23 +20,22 @@ from ingress.dialects.chat_tools import (
     NamedTool,
     ToolDefinition,
 )
-from ingress.dialects.validation import (
-    STRING_OR_ARRAY,
-    Flag,
-    Integer,
-    WireModel,
-    bad_shape,
-    bad_value,
-    check_depth,
+from ingress.dialects.response_format import Pattern, ResponseFormat
+from ingress.dialects.sampling_fields import (
+    Biases,
+    Choices,
+    MinP,
+    Penalty,
+    PositiveInteger,
+    RepetitionPenalty,
+    Seed,
+    StopStrings,
+    TopK,
+    TopLogprobs,
+    TopP,
 )
+from ingress.dialects.validation import Flag, WireModel, bad_value, check_depth
 from schemas.job import Effort
-
-MAX_CHOICES = 16
-MAX_STOP_STRINGS = 64
-MAX_TOP_LOGPROBS = 20
-
-_TOKEN_ID_DIGITS = 10
-"""Longer ones are beyond any vocabulary."""
 
 # --- Options -------------------------------------------------------------------------------------
 
@@ -60,32 +58,6 @@ class Thinking(WireModel):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
-def _biases(value: Any) -> tuple[tuple[int, float], ...]:
-    if not isinstance(value, dict):
-        raise bad_shape("must be an object")
-    biases: dict[int, float] = {}
-    for token, bias in value.items():
-        if not (token.isascii() and token.isdigit() and len(token) <= _TOKEN_ID_DIGITS):
-            raise bad_value("must have token ids as keys")
-        if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise bad_shape("must have numbers as values")
-        if not -100 <= bias <= 100:
-            raise bad_value("must have values between -100 and 100")
-        biases[int(token)] = float(bias)
-    return tuple(biases.items())
-
-
-StopString: TypeAlias = Annotated[str, Field(min_length=1)]
-PositiveInteger: TypeAlias = Annotated[Integer, Field(ge=1)]
-Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-
-
-def _top_k(value: int) -> int:
-    if value < 1 and value != -1:
-        raise bad_value("must be at least 1, or -1 for no limit")
-    return value
-
-
 class ChatRequest(WireModel):
     """A request for a chat completion."""
 
@@ -96,25 +68,18 @@ class ChatRequest(WireModel):
     max_completion_tokens: PositiveInteger | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Integer, AfterValidator(_top_k)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_biases)] | None = None
-    stop: (
-        Annotated[
-            Annotated[StopString, Tag("<string>")]
-            | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<array>")],
-            STRING_OR_ARRAY,
-        ]
-        | None
-    ) = None
-    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    logit_bias: Biases | None = None
+    stop: StopStrings | None = None
+    n: Choices | None = None
     logprobs: Flag = False
-    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: TopLogprobs | None = None
 
     stream: Flag = False
     stream_options: StreamOptions | None = None

@@ -11,12 +11,20 @@ Source: error catalogue, section 3 ("Request validation"); `param` uses paths su
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from schemas.errors import InvalidJson, RequestError, SchemaValidationFailed, UnsupportedValue
+from schemas.errors import (
+    InvalidJson,
+    InvalidPrompt,
+    RequestError,
+    SchemaValidationFailed,
+    UnsupportedParameter,
+    UnsupportedValue,
+)
 
 MAX_DEPTH = 100
 """How deep free-form JSON that travels on with the Job may nest."""
@@ -35,24 +43,36 @@ class WireModel(BaseModel):
 
 # --- Findings of our own validators --------------------------------------------------------------
 
-_VALUE = "unsupported_value"
-_SHAPE = "schema_validation_failed"
+_FINDINGS: Mapping[str, type[RequestError]] = {
+    error.code: error
+    for error in (UnsupportedValue, SchemaValidationFailed, UnsupportedParameter, InvalidPrompt)
+}
 _TAG = "unknown_tag:"  # followed by the name of the field that holds the tag
 
 
 def bad_value(message: str, *, field: str | None = None) -> PydanticCustomError:
     """A value that is not allowed; `message` continues the sentence "`field` …"."""
-    return _finding(_VALUE, message, field)
+    return _finding(UnsupportedValue, message, field)
 
 
 def bad_shape(message: str, *, field: str | None = None) -> PydanticCustomError:
     """A missing field or a wrong JSON type; `message` as in `bad_value`."""
-    return _finding(_SHAPE, message, field)
+    return _finding(SchemaValidationFailed, message, field)
 
 
-def _finding(kind: str, message: str, field: str | None) -> PydanticCustomError:
+def bad_parameter(message: str, *, field: str | None = None) -> PydanticCustomError:
+    """A field that cannot be honoured, whatever its value; `message` as in `bad_value`."""
+    return _finding(UnsupportedParameter, message, field)
+
+
+def bad_prompt(message: str, *, field: str | None = None) -> PydanticCustomError:
+    """A prompt of token ids that is none; `message` as in `bad_value`."""
+    return _finding(InvalidPrompt, message, field)
+
+
+def _finding(error: type[RequestError], message: str, field: str | None) -> PydanticCustomError:
     # The message goes in as context: as a template its braces would mean something.
-    return PydanticCustomError(kind, "{text}", {"text": message, "field": field})
+    return PydanticCustomError(error.code, "{text}", {"text": message, "field": field})
 
 
 # --- Building blocks -----------------------------------------------------------------------------
@@ -85,7 +105,7 @@ def _string_or_array(value: Any) -> str | None:
 
 STRING_OR_ARRAY = Discriminator(
     _string_or_array,
-    custom_error_type=_SHAPE,
+    custom_error_type=SchemaValidationFailed.code,
     custom_error_message="must be a string or an array",
 )
 """Picks the member of a union tagged `<string>` and `<array>`.
@@ -183,11 +203,11 @@ def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
     kind, context, path = found["type"], found.get("ctx", {}), (*at, *found["loc"])
     if kind.startswith(_TAG):
         return _translate_tag(found["input"], path, kind.removeprefix(_TAG), found["msg"])
-    if kind in (_VALUE, _SHAPE):
+    if kind in _FINDINGS:
         text = context.get("text", found["msg"])
         field = context.get("field")
         where = (*path, field) if field else path
-        return _error(UnsupportedValue if kind == _VALUE else SchemaValidationFailed, where, text)
+        return _error(_FINDINGS[kind], where, text)
     if kind in _LIMITS:
         return _error(UnsupportedValue, path, _LIMITS[kind].format(**context))
     if kind == "too_short":

@@ -1,4 +1,6 @@
-"""The form of the answer in a chat request: its wire models, and the constraint they become.
+"""`response_format`: the form of the answer, its wire models and the constraint they become.
+
+The same for chat and text completions; it knows neither.
 
 `response_format` of type `grammar` has two spellings: the grammar as a string, as in the official
 types, and `{"syntax": "ebnf" | "regex", "definition": "..."}`. Its notation is XGrammar's EBNF.
