@@ -161,7 +161,7 @@ class Answer(Response):
         if not self._stream:
             return at
         if not self._committed:
-            return min(at, self._commit_at())
+            return at if self._generation.phase == "preparing" else min(at, self._commit_at())
         return min(at, self._written_at + self._limits.keep_alive_s)
 
     def _commit_at(self) -> float:
@@ -180,7 +180,8 @@ class Answer(Response):
         if not self._stream or self._writing:
             return
         if not self._committed:
-            if now >= self._commit_at():
+            # Preparing has a time limit of its own, and fails with a status.
+            if now >= self._commit_at() and self._generation.phase != "preparing":
                 await self._commit(send)
         elif now >= self._written_at + self._limits.keep_alive_s:
             await self._send_body(send, b"".join(self._encoder.keep_alive()), more=True)

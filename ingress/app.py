@@ -11,6 +11,7 @@ from ingress.auth import Authenticator
 from ingress.catalog import Catalog
 from ingress.errors import install_error_handlers
 from ingress.generate import Services
+from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
 from ingress.routes.health import health_routes
@@ -20,8 +21,10 @@ from ingress.settings import IngressSettings
 from schemas.transport.base import Dispatcher
 
 
-def build_services(settings: IngressSettings, dispatcher: Dispatcher) -> Services:
-    """Everything a request needs."""
+def build_services(
+    settings: IngressSettings, dispatcher: Dispatcher, *, media: Media | None = None
+) -> Services:
+    """Everything a request needs; `media` is made from the settings unless it is given."""
     return Services(
         settings=settings,
         dispatcher=dispatcher,
@@ -32,6 +35,7 @@ def build_services(settings: IngressSettings, dispatcher: Dispatcher) -> Service
         ),
         authenticator=Authenticator(settings.all_keys),
         metrics=IngressMetrics(),
+        media=media or Media(settings.media),
     )
 
 

@@ -140,7 +140,8 @@ class _Count:
         try:
             if not services.catalog.available(self._card):
                 raise _Inexact("no worker")
-            return await _ask(services.dispatcher, self._job, services.settings.limits.count_s)
+            job = await services.media.load(self._job)
+            return await _ask(services.dispatcher, job, services.settings.limits.count_s)
         except _Inexact as inexact:
             self.inexact = str(inexact)
             return estimate_tokens(self._job)

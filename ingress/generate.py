@@ -22,6 +22,7 @@ from ingress.catalog import Catalog
 from ingress.dialects.base import Dialect, JobContext, Stamp
 from ingress.dialects.profile import PROFILES
 from ingress.generation import Generation, outcome_of
+from ingress.media import Media, has_links
 from ingress.metrics import IngressMetrics
 from ingress.settings import IngressSettings
 from schemas import telemetry
@@ -46,12 +47,14 @@ class Services:
         catalog: Catalog,
         authenticator: Authenticator,
         metrics: IngressMetrics,
+        media: Media,
     ) -> None:
         self.settings = settings
         self.dispatcher = dispatcher
         self.catalog = catalog
         self.authenticator = authenticator
         self.metrics = metrics
+        self.media = media
         self.admission = Admission(max_concurrent=settings.max_concurrent)
         self.answers: set[Answer] = set()
 
@@ -98,7 +101,12 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     job = normalised.job
     services.catalog.require_worker(card)
     slot = services.admission.acquire()
-    generation = Generation(services.dispatcher, job, settings.limits)
+    generation = Generation(
+        services.dispatcher,
+        job,
+        settings.limits,
+        prepare=services.media.load if has_links(job) else None,
+    )
     stamp = Stamp(
         response_id=response_id,
         created=int(now),

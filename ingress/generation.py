@@ -8,7 +8,7 @@ drive it the same way. Times are in the event loop's clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -50,23 +50,35 @@ MAX_STRIKES = 2
 _PROMPT_TOKENS_PER_SECOND = 2_000
 """Extra time to the first token for long prompts."""
 
-Phase: TypeAlias = Literal["queued", "prefill", "decode", "ended"]
+Phase: TypeAlias = Literal["preparing", "queued", "prefill", "decode", "ended"]
 
 
 class Generation:
     """One Job and its reply.
 
+    Args:
+        prepare: Completes the Job before it is handed over.
+
     Attributes:
-        phase: `queued` until a worker accepted the Job, `prefill` until the first token.
+        phase: `preparing` while the Job is not complete, `queued` until a worker accepted it,
+            `prefill` until the first token.
         on_phase: Called when another phase, and so another limit, begins.
         attempt: The attempt whose Deltas are being delivered.
         finish_reason: Of the first choice that finished; for the log.
         first_token_at: Loop time of `Started`.
     """
 
-    def __init__(self, dispatcher: Dispatcher, job: Job, limits: TimeLimits) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        job: Job,
+        limits: TimeLimits,
+        *,
+        prepare: Callable[[Job], Awaitable[Job]] | None = None,
+    ) -> None:
         self.job = job
-        self.phase: Phase = "queued"
+        self.phase: Phase = "queued" if prepare is None else "preparing"
+        self._prepare = prepare
         self.on_phase: Callable[[], object] = lambda: None
         self.attempt = job.attempt
         self.finish_reason: str | None = None
@@ -102,11 +114,15 @@ class Generation:
         return None if self.first_token_at is None else self.first_token_at - self._began_at
 
     async def start(self) -> None:
-        """Hand the Job over.
+        """Complete the Job and hand it over.
 
         Raises:
             ServingError: It was refused.
         """
+        if self._prepare is not None:
+            self.job = await self._prepare(self.job)
+            self._queued_at = self._loop.time()
+            self._enter("queued")
         self._reply = await self._dispatcher.dispatch(self.job)
 
     async def receive(self) -> Sequence[Delta]:

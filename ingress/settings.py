@@ -44,6 +44,30 @@ class TimeLimits(BaseModel):
     count_s: float = Field(default=2.0, gt=0)
 
 
+class MediaLimits(BaseModel):
+    """What the images of a request may cost.
+
+    Attributes:
+        image_bytes: Of one image.
+        image_pixels: Of one image; what it takes once it is decoded.
+        request_bytes: Of all fetched images of a request.
+        fetches: How many different images a request may have fetched.
+        fetch_s: How long fetching all of them may take.
+        redirects: How many a fetch follows.
+        concurrent_fetches: At once in this process; further ones wait.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    image_bytes: int = Field(default=20_000_000, gt=0)
+    image_pixels: int = Field(default=50_000_000, gt=0)
+    request_bytes: int = Field(default=50_000_000, gt=0)
+    fetches: int = Field(default=50, ge=0)
+    fetch_s: float = Field(default=10.0, gt=0)
+    redirects: int = Field(default=5, ge=0)
+    concurrent_fetches: int = Field(default=32, gt=0)
+
+
 class IngressSettings(BaseModel):
     """Everything an ingress needs to know.
 
@@ -68,6 +92,7 @@ class IngressSettings(BaseModel):
     max_concurrent: int = Field(default=4096, gt=0)
     grace_s: float = Field(default=120.0, ge=0)
     limits: TimeLimits = TimeLimits()
+    media: MediaLimits = MediaLimits()
 
     @property
     def all_keys(self) -> tuple[str, ...]:
