@@ -14,6 +14,7 @@ from ingress.generate import Services
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
+from ingress.routes.documentation import documentation_routes
 from ingress.routes.health import health_routes
 from ingress.routes.inference import inference_routes
 from ingress.routes.models import model_routes
@@ -51,5 +52,6 @@ def build_app(services: Services) -> ASGIApp:
     app.include_router(inference_routes(services))
     app.include_router(model_routes(services))
     app.include_router(health_routes(services))
+    app.include_router(documentation_routes())
     # Outermost, so that even a crash of the app below answers with an id.
     return RequestIdMiddleware(app)

@@ -74,6 +74,8 @@ def _presented(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:
             keys.add(value.strip())
         elif name == b"authorization":
             scheme, _, token = value.strip().partition(b" ")
-            # Another scheme is a credential that we do not know: it must not pass unnoticed.
-            keys.add(token.strip() if scheme.lower() == b"bearer" else value)
+            if scheme.lower() != b"bearer":
+                # A credential that we do not know must not pass unnoticed beside one that we do.
+                raise InvalidApiKey(_INVALID)
+            keys.add(token.strip())
     return keys

@@ -1,6 +1,6 @@
 """The straight line from body to answer.
 
-    authenticate -> read -> parse -> model -> admit -> normalise -> Generation -> Answer
+    length -> authenticate -> read -> parse -> model -> admit -> normalise -> Generation -> Answer
 
 The order is the precedence of errors: the first that applies is the one reported.
 Source: error catalogue, "Precedence". A request refused by validation never holds a slot.
@@ -15,7 +15,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingress.admission import Admission, Slot, check_zdr, read_json
+from ingress.admission import Admission, Slot, check_length, check_zdr, read_json
 from ingress.answer import Answer
 from ingress.auth import Authenticator, Principal
 from ingress.catalog import Catalog
@@ -76,6 +76,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     """
     settings = services.settings
     request_id: str = request.state.request_id
+    check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     body = await read_json(
         request, max_bytes=settings.max_body_bytes, idle_s=settings.limits.body_s

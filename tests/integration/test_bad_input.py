@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
-from tests.fixtures.stack import MODEL, Stack, memory_stack
+from ingress.config import Config
+from ingress.dialects.registry import DIALECTS
+from ingress.errors import error_response
+from schemas.errors import InsufficientCredits, UnsupportedValue
+from tests.fixtures.requests import ALL, answered_text, path_of, request_body
+from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack
+from workers.engines.scripted import ScriptedEngine
 
-CHAT = "/v1/chat/completions"
-GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "[[say:fine]]"}]}
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
@@ -39,97 +45,143 @@ def check_error(response: httpx.Response, status: int, code: str) -> dict[str, A
     return error
 
 
-async def check_still_serving(http: httpx.AsyncClient) -> None:
-    response = await http.post(CHAT, json=GOOD)
-    assert response.json()["choices"][0]["message"]["content"] == "fine"
+async def check_still_serving(http: httpx.AsyncClient, dialect: str) -> None:
+    response = await http.post(path_of(dialect), json=request_body(dialect))
+    assert answered_text(dialect, response.json()) == "fine"
 
 
-RAW = {
-    "cut": b'{"model":"demo-model","messages":[',
-    "not an object": b"[1,2,3]",
-    "a string": b'"hello"',
-    "nothing": b"",
-    "invalid utf-8": b"\x80\x81\x82\xff",
-    "NaN": b'{"model":"demo-model","temperature":NaN,"messages":[{"role":"user","content":"x"}]}',
-    "Infinity": b'{"model":"demo-model","temperature":Infinity,"messages":[]}',
-    "lone surrogate": b'{"model":"demo-model","messages":[{"role":"user","content":"x\\ud83d"}]}',
-    "lone surrogate in model": b'{"model":"\\ud83d","messages":[{"role":"user","content":"x"}]}',
-    "lone surrogate in stop": (
-        b'{"model":"demo-model","stop":"\\ud83d","messages":[{"role":"user","content":"x"}]}'
-    ),
-    "100,000 brackets": b"[" * 100_000,
-    "10,000 deep": b'{"x":' * 10_000 + b"1" + b"}" * 10_000,
-    "500 deep in an unused field": (
-        b'{"model":"demo-model","messages":[{"role":"user","content":"x"}],"unused":'
-        + b"[" * 500
-        + b"]" * 500
-        + b"}"
-    ),
-    "200 deep, wide": (
-        b'{"model":"demo-model","messages":[{"role":"user","content":"x"}],"unused":'
-        + b'[{"a":1},' * 200
-        + b"1"
-        + b"]" * 200
-        + b"}"
-    ),
-}
+# --- Not JSON ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("raw", RAW.values(), ids=RAW.keys())
-async def test_not_json(http: httpx.AsyncClient, raw: bytes, stream: bool) -> None:
-    if stream:
-        raw = raw.replace(b'{"model"', b'{"stream":true,"model"', 1)
-    response = await http.post(CHAT, content=raw, headers={"content-type": "application/json"})
-    error = check_error(response, 400, "invalid_json_request")
-    assert "demo-model" not in error["message"]
-    await check_still_serving(http)
+def malformed(good: bytes) -> Mapping[str, bytes]:
+    """Bodies that are not JSON, made of one that is; most would be served if read with leniency."""
 
+    def plus(field: bytes) -> bytes:
+        return good[:-1] + b"," + field + b"}"
+
+    return {
+        "cut": good[:-3],
+        "not an object": b"[" + good + b"]",
+        "a string": b'"hello"',
+        "nothing": b"",
+        "invalid utf-8": b"\x80\x81\x82\xff",
+        "invalid utf-8 in a string": plus(b'"unused":"\xc3\x28"'),
+        "NaN": plus(b'"temperature":NaN'),
+        "Infinity": plus(b'"temperature":Infinity'),
+        "half a pair, escaped": plus(b'"unused":"x\\ud83d"'),
+        "half a pair, raw": plus(b'"unused":"x\xed\xa0\xbd"'),
+        "half a pair in a name": plus(b'"\\ud83d":1'),
+        "half a pair in the model": good.replace(MODEL.encode(), b"\\ud83d"),
+        "half a pair in stop": plus(b'"stop":"\\ud83d"'),
+        "100,000 brackets": b"[" * 100_000,
+        "10,000 deep": b'{"x":' * 10_000 + b"1" + b"}" * 10_000,
+        "500 deep in an unused field": plus(b'"unused":' + b"[" * 500 + b"]" * 500),
+        "200 deep, wide": plus(b'"unused":' + b'[{"a":1},' * 200 + b"1" + b"]" * 200),
+        "1,000 deep in a schema": plus(
+            b'"tools":[{"name":"a","type":"function","parameters":'
+            + b'{"type":"object","properties":{"a":' * 1000
+            + b"{}"
+            + b"}}" * 1000
+            + b"}]"
+        ),
+        "a name twice": plus(b'"model":"demo-model"'),
+        "a name twice, deep": plus(b'"unused":[{"a":{"b":1,"b":1}}]'),
+        "single quotes": good.replace(b'"', b"'"),
+        "more after the end": good + b"{}",
+        "a byte order mark": b"\xef\xbb\xbf" + good,
+        "UTF-16": good.decode().encode("utf-16"),
+    }
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.json", "errors.json-names", "errors.nothing-breaks", "errors.no-echo")
+async def test_not_json(http: httpx.AsyncClient, dialect: str) -> None:
+    for stream in (False, True):
+        good = orjson.dumps(request_body(dialect, stream=stream))
+        assert (await http.post(path_of(dialect), content=good, headers=JSON)).status_code == 200
+        for name, raw in malformed(good).items():
+            async with asyncio.timeout(5):
+                response = await http.post(path_of(dialect), content=raw, headers=JSON)
+            error = check_error(response, 400, "invalid_json_request")
+            assert MODEL not in error["message"], name
+            assert "fine" not in error["message"], name
+        await check_still_serving(http, dialect)
+
+
+# --- Wrong shapes --------------------------------------------------------------------------------
 
 SHAPES: list[tuple[dict[str, Any], int, str, str | None]] = [
-    ({"messages": GOOD["messages"]}, 400, "schema_validation_failed", "model"),
-    ({"model": MODEL}, 400, "schema_validation_failed", "messages"),
-    ({**GOOD, "model": 5}, 400, "schema_validation_failed", "model"),
-    ({**GOOD, "temperature": "hot"}, 400, "schema_validation_failed", "temperature"),
-    ({**GOOD, "stream": "yes"}, 400, "schema_validation_failed", "stream"),
-    ({**GOOD, "max_tokens": 0}, 400, "unsupported_value", "max_tokens"),
-    ({**GOOD, "max_tokens": -5}, 400, "unsupported_value", "max_tokens"),
-    ({**GOOD, "n": 0}, 400, "unsupported_value", "n"),
-    ({**GOOD, "model": "nobody"}, 404, "model_not_found", "model"),
-    ({**GOOD, "reasoning_effort": "ultra"}, 400, "unsupported_value", "reasoning_effort"),
+    ({"model": None}, 400, "schema_validation_failed", "model"),
+    ({"model": 5}, 400, "schema_validation_failed", "model"),
+    ({"temperature": "hot"}, 400, "schema_validation_failed", "temperature"),
+    ({"stream": "yes"}, 400, "schema_validation_failed", "stream"),
+    ({"temperature": -1}, 400, "unsupported_value", "temperature"),
+    ({"model": "nobody"}, 404, "model_not_found", "model"),
+    ({"model": ""}, 404, "model_not_found", "model"),
 ]
 
 
-@pytest.mark.parametrize(("body", "status", "code", "param"), SHAPES)
-async def test_wrong_shape(
-    http: httpx.AsyncClient, body: dict[str, Any], status: int, code: str, param: str | None
-) -> None:
-    for stream in (False, True):
-        response = await http.post(CHAT, json={"stream": stream, **body})
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.nothing-breaks")
+async def test_wrong_shape(http: httpx.AsyncClient, dialect: str) -> None:
+    for (changes, status, code, param), stream in itertools.product(SHAPES, (False, True)):
+        body = request_body(dialect, **{"stream": stream, **changes})
+        response = await http.post(path_of(dialect), json=body)
         error = check_error(response, status, code)
         assert error["param"] == param
-    await check_still_serving(http)
+    await check_still_serving(http, dialect)
+
+
+@pytest.mark.parametrize("dialect", ALL)
+async def test_missing_fields(http: httpx.AsyncClient, dialect: str) -> None:
+    good = request_body(dialect)
+    for field in good.keys() - ({"max_tokens"} if dialect == "completions" else set()):
+        body = {name: value for name, value in good.items() if name != field}
+        response = await http.post(path_of(dialect), json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == field
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "wizard", "content": "x"}], [{"content": "x"}]])
 async def test_bad_messages(http: httpx.AsyncClient, messages: list[Any]) -> None:
-    response = await http.post(CHAT, json={"model": MODEL, "messages": messages})
-    assert response.status_code == 400
-    assert orjson.loads(response.content)["error"]["param"].startswith("messages")
-    await check_still_serving(http)
+    for dialect in set(ALL) & {"chat", "messages"}:
+        body = request_body(dialect, messages=messages)
+        response = await http.post(path_of(dialect), json=body)
+        assert response.status_code == 400
+        assert orjson.loads(response.content)["error"]["param"].startswith("messages")
+        await check_still_serving(http, dialect)
 
 
 async def test_limit_far_above_the_window_is_ignored(http: httpx.AsyncClient) -> None:
-    response = await http.post(CHAT, json={**GOOD, "max_tokens": 10**18})
+    response = await http.post(path_of("chat"), json=request_body("chat", max_tokens=10**18))
     assert response.status_code == 200
 
 
-async def test_oversize_by_length_is_refused_unread(stack: Stack) -> None:
+@pytest.mark.rule("errors.no-echo")
+async def test_an_error_of_half_a_character_is_still_json() -> None:
+    for dialect in DIALECTS.values():
+        info = UnsupportedValue("Not \ud83d.", param="a\udc00").info()
+        response = error_response(dialect, info, "req_1")
+        assert orjson.loads(bytes(response.body))["error"]["message"] == "Not ?."
+
+
+@pytest.mark.rule("errors.should-retry")
+def test_a_status_that_would_mislead() -> None:
+    response = error_response(DIALECTS["chat"], InsufficientCredits("No credit.").info(), "req_1")
+    assert response.headers["x-should-retry"] == "false"
+
+
+# --- Size and media type -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.body-size")
+async def test_oversize_by_length_is_refused_unread(stack: Stack, dialect: str) -> None:
     host, port = stack.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"content-length: 51000000\r\n\r\n"
+        f"POST {path_of(dialect)} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        "content-length: 200000\r\n\r\n".encode()
     )
     async with asyncio.timeout(5):
         head = await reader.readuntil(b"\r\n\r\n")
@@ -137,102 +189,318 @@ async def test_oversize_by_length_is_refused_unread(stack: Stack) -> None:
     writer.close()
 
 
-async def test_oversize_without_a_length(http: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.body-size", "errors.nothing-breaks")
+async def test_oversize_without_a_length(http: httpx.AsyncClient, dialect: str) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b'{"model":"demo-model","x":"'
         for _ in range(30):
             yield b"y" * 10_000
 
-    response = await http.post(CHAT, content=body(), headers={"content-type": "application/json"})
+    response = await http.post(path_of(dialect), content=body(), headers=JSON)
     check_error(response, 413, "request_too_large")
-    await check_still_serving(http)
+    await check_still_serving(http, dialect)
 
 
-async def test_other_media_type(http: httpx.AsyncClient) -> None:
-    response = await http.post(CHAT, content=b"a=b", headers={"content-type": "text/csv"})
-    check_error(response, 415, "unsupported_media_type")
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.body-size")
+async def test_one_byte_below_the_limit(http: httpx.AsyncClient, dialect: str) -> None:
+    good = orjson.dumps(request_body(dialect, unused=""))
+    for size, status in ((199_999, 200), (200_000, 413)):
+        raw = good.replace(b'"unused":""', b'"unused":"' + b"x" * (size - len(good)) + b'"')
+        assert len(raw) == size
+        response = await http.post(path_of(dialect), content=raw, headers=JSON)
+        assert response.status_code == status
 
 
-async def test_paths_and_methods(http: httpx.AsyncClient) -> None:
-    check_error(await http.get("/v1/nothing"), 404, "not_found")
-    response = await http.get(CHAT)
-    check_error(response, 405, "method_not_allowed")
-    assert "POST" in response.headers["allow"]
+async def test_a_body_that_does_not_come() -> None:
+    async with (
+        memory_stack(limits=TimeLimits(body_s=0.1)) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        for dialect in ALL:
+            host, port = stack.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {path_of(dialect)} HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{{"
+            writer.write(head.encode())
+            async with asyncio.timeout(5):
+                answered = await reader.readuntil(b"\r\n\r\n")
+                told = await reader.read(1000)
+            writer.close()
+            assert answered.startswith(b"HTTP/1.1 408 ")
+            assert b"x-should-retry: true" in answered
+            assert orjson.loads(told)["error"]["code"] == "request_timeout"
+            await check_still_serving(http, dialect)
 
 
-async def test_request_id_of_the_client_is_kept(http: httpx.AsyncClient) -> None:
-    response = await http.post(CHAT, json=GOOD, headers={"x-request-id": "abc 1/2<3>" + "x" * 500})
-    request_id = response.headers["x-request-id"]
-    assert request_id.startswith("client_abc123xxx")
-    assert len(request_id) == len("client_") + 128
-    own = (await http.post(CHAT, json=GOOD)).headers["x-request-id"]
-    assert own.startswith("req_")
-    assert len(own) == 16
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.media-type")
+async def test_media_types(http: httpx.AsyncClient, dialect: str) -> None:
+    good = orjson.dumps(request_body(dialect))
+    for media_type in ("text/csv", "multipart/form-data; boundary=x", "text/plain"):
+        headers = {"content-type": media_type}
+        response = await http.post(path_of(dialect), content=good, headers=headers)
+        check_error(response, 415, "unsupported_media_type")
+    for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/x+json"):
+        headers = {"content-type": media_type}
+        response = await http.post(path_of(dialect), content=good, headers=headers)
+        assert response.status_code == 200, media_type
+
+
+# --- Paths and methods ---------------------------------------------------------------------------
+
+
+@pytest.mark.rule("errors.unknown-path")
+async def test_paths_and_methods() -> None:
+    async with (
+        memory_stack(api_keys=("good-key",)) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        for path in ("/v1/nothing", "/v1", "/v1/", "/nothing", "/v1/chat/completions/"):
+            for method in ("GET", "POST", "DELETE"):
+                check_error(await http.request(method, path), 404, "not_found")
+        for dialect in ALL:
+            for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                response = await http.request(method, path_of(dialect))
+                check_error(response, 405, "method_not_allowed")
+                assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.rule("errors.unknown-path")
+async def test_nothing_is_stored_of_responses(http: httpx.AsyncClient) -> None:
+    for method, path in (
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+        ("POST", "/v1/responses/compact"),
+    ):
+        check_error(await http.request(method, path), 404, "not_found")
+
+
+@pytest.mark.rule("errors.probe")
+async def test_probes() -> None:
+    async with (
+        memory_stack(api_keys=("good-key",)) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        response = await http.get("/")
+        assert response.status_code == 200
+        assert response.json()["service"] == "headrace"
+        response = await http.head("/")
+        assert (response.status_code, response.content) == (200, b"")
+        assert response.headers["request-id"]
+
+
+# --- Request ids ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.request-id", "errors.request-id-of-client")
+async def test_request_id_of_the_client_is_kept(http: httpx.AsyncClient, dialect: str) -> None:
+    for body in (request_body(dialect), {}, request_body(dialect, stream=True)):
+        headers = {"x-request-id": "abc 1/2<3>" + "x" * 500}
+        response = await http.post(path_of(dialect), json=body, headers=headers)
+        request_id = response.headers["x-request-id"]
+        assert request_id.startswith("client_abc123xxx")
+        assert len(request_id) == len("client_") + 128
+        for foreign in ("", "<>", "\u00e9"):
+            headers = {"x-request-id": foreign.encode()}
+            response = await http.post(path_of(dialect), json=body, headers=headers)
+            own = response.headers["x-request-id"]
+            assert own.startswith("req_")
+            assert len(own) == 16
+            assert response.headers["request-id"] == own
 
 
 async def test_context_overflow_names_the_window() -> None:
-    from workers.engines.scripted import ScriptedEngine
-
     engine = ScriptedEngine(served_id=MODEL, context_length=100)
     async with (
         memory_stack(engine) as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
     ):
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 200}]}
-        for stream in (False, True):
-            response = await http.post(CHAT, json={**body, "stream": stream})
-            error = check_error(response, 400, "context_length_exceeded")
-            assert "maximum context length" in error["message"]
-        await check_still_serving(http)
+        for dialect in ALL:
+            for stream in (False, True):
+                body = request_body(dialect, "x" * 200, stream=stream, max_tokens=1)
+                response = await http.post(path_of(dialect), json=body)
+                error = check_error(response, 400, "context_length_exceeded")
+                words = "prompt is too long" if dialect == "messages" else "maximum context length"
+                assert words in error["message"]
+                assert "100" in error["message"]
+            await check_still_serving(http, dialect)
 
+
+# --- Keys ----------------------------------------------------------------------------------------
 
 KEYS: list[list[tuple[bytes, bytes]]] = [
     [(b"authorization", "Bearer kéy-“quoted”".encode())],
     [(b"authorization", b"Bearer k\xe9y")],
     [(b"x-api-key", b"\xff")],
     [(b"x-api-key", b"")],
-    [(b"authorization", b"Bearer " + b"k" * 30_000)],
+    [(b"authorization", b"Bearer")],
+    [(b"authorization", b"Bearer " + b"k" * 100_000)],
     [(b"authorization", b"Basic Z29vZC1rZXk=")],
+    [(b"authorization", b"good-key")],
+    [(b"x-api-key", b"Bearer good-key")],
     [(b"x-api-key", b"good-key"), (b"authorization", b"Bearer other")],
     [(b"x-api-key", b"good-key"), (b"x-api-key", b"other")],
     [(b"authorization", b"Bearer good-key2")],
+    [(b"authorization", b"Bearer GOOD-KEY")],
 ]
 
 
-@pytest.mark.parametrize("headers", KEYS)
-async def test_bad_keys(headers: list[tuple[bytes, bytes]]) -> None:
+@pytest.mark.rule("errors.key-bytes", "errors.one-message-for-keys", "errors.one-key")
+async def test_bad_keys() -> None:
     async with (
         memory_stack(api_keys=("good-key", "good-key-b")) as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
     ):
-        response = await http.post(CHAT, json=GOOD, headers=headers)
-        error = check_error(response, 401, "invalid_api_key")
-        assert error["message"] == "The API key is not valid."
-        assert (await http.get("/v1/models", headers=headers)).status_code == 401
-        good = {"x-api-key": "good-key", "authorization": "Bearer good-key"}
-        assert (await http.post(CHAT, json=GOOD, headers=good)).status_code == 200
+        for headers, dialect in itertools.product(KEYS, ALL):
+            body = request_body(dialect)
+            response = await http.post(path_of(dialect), json=body, headers=headers)
+            error = check_error(response, 401, "invalid_api_key")
+            assert error["message"] == "The API key is not valid."
+        for headers in KEYS:
+            assert (await http.get("/v1/models", headers=headers)).status_code == 401
+        response = await http.post("/v1/chat/completions?api_key=good-key", json={})
+        check_error(response, 401, "missing_api_key")
 
 
-async def test_two_different_keys_are_never_chosen_between() -> None:
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.either-key-header", "errors.one-key")
+async def test_good_keys(dialect: str) -> None:
     async with (
         memory_stack(api_keys=("good-key", "other-good-key")) as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
     ):
+        path, body = path_of(dialect), request_body(dialect)
+        goods: list[dict[str, str]] = [
+            {"x-api-key": "good-key"},
+            {"authorization": "Bearer good-key"},
+            {"authorization": "bearer  other-good-key"},
+            {"x-api-key": "good-key", "authorization": "Bearer good-key"},
+        ]
+        for good in goods:
+            assert (await http.post(path, json=body, headers=good)).status_code == 200
         others = ["other-good-key", *(f"foreign-{number}" for number in range(15))]
         for other in others:
             headers = {"x-api-key": "good-key", "authorization": f"Bearer {other}"}
-            check_error(await http.post(CHAT, json=GOOD, headers=headers), 401, "invalid_api_key")
+            response = await http.post(path, json=body, headers=headers)
+            check_error(response, 401, "invalid_api_key")
 
 
-async def test_missing_key_names_both_headers() -> None:
+@pytest.mark.parametrize("dialect", ALL)
+async def test_missing_key_names_both_headers(dialect: str) -> None:
     async with (
         memory_stack(api_keys=("good-key",)) as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
     ):
-        error = check_error(await http.post(CHAT, json=GOOD), 401, "missing_api_key")
+        response = await http.post(path_of(dialect), json=request_body(dialect))
+        error = check_error(response, 401, "missing_api_key")
         assert "Authorization" in error["message"]
         assert "x-api-key" in error["message"]
-        # Credentials come before the body.
-        response = await http.post(CHAT, content=b"{", headers={"content-type": "application/json"})
-        check_error(response, 401, "missing_api_key")
-        assert (await http.get("/v1/models")).status_code == 200
+
+
+# --- Zero data retention -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.zdr")
+async def test_zero_data_retention(dialect: str) -> None:
+    keeps_nothing = Config.model_validate({"models": [{"id": MODEL, "zdr_supported": True}]})
+    for config, required in ((Config(), 422), (keeps_nothing, 200)):
+        async with (
+            memory_stack(config=config) as stack,
+            httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+        ):
+            for stream in (False, True):
+                for value, status in (
+                    ("required", required),
+                    ("Required", required),
+                    ("optional", 200),
+                    ("true", 200),
+                    ("", 200),
+                ):
+                    response = await http.post(
+                        path_of(dialect),
+                        json=request_body(dialect, stream=stream),
+                        headers={"Wafer-ZDR": value},
+                    )
+                    assert response.status_code == status, value
+                    if status == 422:
+                        check_error(response, 422, "model_zdr_not_supported")
+
+
+# --- Precedence ----------------------------------------------------------------------------------
+
+FAULTS = [
+    ("path", 404, "not_found"),
+    ("size", 413, "request_too_large"),
+    ("key", 401, "invalid_api_key"),
+    ("media type", 415, "unsupported_media_type"),
+    ("json", 400, "invalid_json_request"),
+    ("shape", 400, "schema_validation_failed"),
+    ("model", 404, "model_not_found"),
+    ("zdr", 422, "model_zdr_not_supported"),
+    ("capability", 400, "json_schema_refs_remote"),
+    ("capacity", 503, "model_unavailable"),
+]
+REMOTE = {"$ref": "https://elsewhere.example/schema"}
+CAPABILITY: Mapping[str, dict[str, Any]] = {
+    "chat": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": REMOTE}}
+    },
+    "responses": {"text": {"format": {"type": "json_schema", "name": "a", "schema": REMOTE}}},
+    "messages": {"output_config": {"format": {"type": "json_schema", "schema": REMOTE}}},
+    "completions": {"json_schema": REMOTE},
+}
+
+
+def faulty(dialect: str, faults: set[str]) -> tuple[str, bytes, dict[str, str]]:
+    """Path, body and headers of a request with these faults and no other."""
+    body = request_body(dialect)
+    path, headers = path_of(dialect), {"x-api-key": "good-key", **JSON}
+    if "capacity" in faults:
+        body["model"] = "unserved"
+    if "capability" in faults:
+        body |= CAPABILITY[dialect]
+    if "zdr" in faults:
+        headers["wafer-zdr"] = "required"
+    if "model" in faults:
+        body["model"] = "nobody"
+    if "shape" in faults:
+        body["stream"] = "yes"
+    if "size" in faults:
+        body["unused"] = "x" * 5000
+    raw = orjson.dumps(body)
+    if "json" in faults:
+        raw += b"}"
+    if "media type" in faults:
+        headers["content-type"] = "text/csv"
+    if "key" in faults:
+        headers["x-api-key"] = "bad-key"
+    if "path" in faults:
+        path += "/nothing"
+    return path, raw, headers
+
+
+@pytest.mark.parametrize("dialect", ALL)
+@pytest.mark.rule("errors.precedence")
+async def test_the_first_fault_is_told(dialect: str) -> None:
+    config = Config.model_validate({"models": [{"id": "unserved", "context_length": 4096}]})
+    async with (
+        memory_stack(api_keys=("good-key",), config=config, max_body_bytes=5000) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        path, raw, headers = faulty(dialect, set())
+        assert (await http.post(path, content=raw, headers=headers)).status_code == 200
+        for first, (name, status, code) in enumerate(FAULTS):
+            if dialect == "messages" and status == 503:
+                status = 529
+            for other, *_ in FAULTS[first:]:
+                path, raw, headers = faulty(dialect, {name, other})
+                response = await http.post(path, content=raw, headers=headers)
+                check_error(response, status, code)
+        path, raw, headers = faulty(dialect, {name for name, *_ in FAULTS})
+        check_error(await http.post(path, content=raw, headers=headers), 404, "not_found")
+        assert stack.services.admission.in_flight == 0
