@@ -5,14 +5,17 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
+from openai.lib.streaming._deltas import accumulate_delta
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 
 from ingress.dialects.base import Stamp
 from ingress.dialects.chat import Chat
+from ingress.dialects.chat_encoder import ChatEncoder
 from schemas.delta import (
     Accepted,
     ArgumentsDelta,
@@ -28,6 +31,7 @@ from schemas.delta import (
     TopLogprob,
     Usage,
 )
+from schemas.job import Job
 from schemas.model_card import ModelCard
 from schemas.reply import ReplyChecker
 from tests.unit.dialects.transcripts import CONTEXT
@@ -134,6 +138,11 @@ def _with_text(delta: TextDelta | ReasoningDelta | ArgumentsDelta, text: str) ->
 # --- Reading as the official client does ---------------------------------------------------------
 
 
+def normalised(body: dict[str, Any]) -> Job:
+    chat = Chat()
+    return chat.normalise(chat.parse(body), CARD, CONTEXT).job
+
+
 def encode(deltas: Sequence[Delta], *, with_logprobs: bool = False) -> tuple[list[bytes], Any]:
     chat = Chat()
     count = sum(isinstance(delta, Finished) for delta in deltas)
@@ -142,8 +151,7 @@ def encode(deltas: Sequence[Delta], *, with_logprobs: bool = False) -> tuple[lis
     body |= {"n": count, "logprobs": with_logprobs}
     if with_logprobs:
         body["top_logprobs"] = 20
-    request = chat.parse(body)
-    encoder = chat.encoder(request, chat.normalise(request, CARD, CONTEXT).job, STAMP)
+    encoder = chat.encoder(chat.parse(body), normalised(body), STAMP)
     frames = [*encoder.open()]
     for delta in deltas:
         checker.feed(delta)
@@ -200,6 +208,7 @@ def _present(value: Any) -> Any:
     return value
 
 
+@pytest.mark.rule("chat.stream-is-body")
 @given(replies())
 def test_the_official_client_reads_the_body_from_the_stream(deltas: list[Delta]) -> None:
     frames, body = encode(deltas)
@@ -212,6 +221,7 @@ def test_and_with_log_probabilities(deltas: list[Delta]) -> None:
     assert essence(accumulate(frames)) == essence(body)
 
 
+@pytest.mark.rule("chat.stream-is-body")
 @given(replies(), st.data())
 def test_chunk_boundaries_carry_no_meaning(deltas: list[Delta], data: st.DataObject) -> None:
     frames, body = encode(deltas)
@@ -232,6 +242,7 @@ def test_a_frame_is_one_record_on_one_line(deltas: list[Delta]) -> None:
         assert isinstance(orjson.loads(line.removeprefix("data: ")), dict)
 
 
+@pytest.mark.rule("chat.finish-tool-calls", "chat.tool-arguments-are-text")
 @given(replies())
 def test_a_call_is_whole_or_marked_as_cut(deltas: list[Delta]) -> None:
     body = encode(deltas)[1]
@@ -260,3 +271,44 @@ def test_only_whitespace_beside_calls_is_dropped(deltas: list[Delta]) -> None:
             if text.strip() or not (called or following is ToolCallStarted):
                 kept += text
         assert choice["message"]["content"] == kept
+
+
+# --- Other spellings of calls --------------------------------------------------------------------
+
+
+def written(deltas: Sequence[Delta], *, legacy: bool) -> tuple[list[Any], list[Any]]:
+    """Messages joined from the stream as the official client joins deltas, and of the body."""
+    count = sum(isinstance(delta, Finished) for delta in deltas)
+    job = normalised({"model": "m", "messages": [{"role": "user", "content": "x"}], "n": count})
+    encoder = ChatEncoder(
+        job,
+        STAMP,
+        include_usage=False,
+        service_tier=None,
+        custom_tools=frozenset(d.name for d in deltas if isinstance(d, ToolCallStarted)),
+        legacy_calls=legacy,
+    )
+    frames = [*encoder.open()]
+    for delta in deltas:
+        frames += encoder.feed(delta)
+    joined: list[dict[Any, Any]] = [{} for _ in range(count)]
+    for frame in frames[:-2]:
+        (choice,) = orjson.loads(frame.removeprefix(b"data: "))["choices"]
+        accumulate_delta(joined[choice["index"]], choice["delta"])
+    body = orjson.loads(encoder.body())["choices"]
+    assert all((choice["finish_reason"] == "tool_calls") <= (not legacy) for choice in body)
+    return joined, [choice["message"] for choice in body]
+
+
+@given(replies(), st.booleans(), st.data())
+@pytest.mark.rule("chat.stream-is-body")
+def test_custom_and_legacy_calls_join_to_the_body(
+    deltas: list[Delta], legacy: bool, data: st.DataObject
+) -> None:
+    joined, body = written(deltas, legacy=legacy)
+    for found, message in zip(joined, body, strict=True):
+        for call in found.get("tool_calls", ()):
+            del call["index"]
+        assert found == _present(message)
+    again = data.draw(st.composite(cut)(deltas))
+    assert written(again, legacy=legacy)[1] == body

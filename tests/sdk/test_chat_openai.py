@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
@@ -22,10 +23,11 @@ async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-def say(text: str) -> list[dict[str, str]]:
+def say(text: str) -> list[Any]:
     return [{"role": "user", "content": f"[[say:{text}]]"}]
 
 
+@pytest.mark.rule("chat.sdk", "chat.usage")
 async def test_body(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model=MODEL, messages=say("Two words."))
     assert answer.choices[0].message.content == "Two words."
@@ -36,6 +38,7 @@ async def test_body(client: openai.AsyncOpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 2
 
 
+@pytest.mark.rule("chat.stream", "chat.stream-is-body")
 async def test_stream_joins_to_the_body(client: openai.AsyncOpenAI) -> None:
     text = "left\u2028right 🧪 \u00e9nd \u0085."
     stream = await client.chat.completions.create(model=MODEL, messages=say(text), stream=True)
@@ -55,6 +58,7 @@ async def test_stream_helper(client: openai.AsyncOpenAI) -> None:
     assert final.choices[0].message.content == "one two"
 
 
+@pytest.mark.rule("chat.n")
 async def test_several_choices(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model=MODEL, messages=say("a b"), n=3)
     assert [c.index for c in answer.choices] == [0, 1, 2]
@@ -79,6 +83,7 @@ async def test_reasoning_is_apart(client: openai.AsyncOpenAI) -> None:
     assert details.reasoning_tokens
 
 
+@pytest.mark.rule("chat.stop", "chat.finish-stop")
 async def test_stop_string(client: openai.AsyncOpenAI) -> None:
     for stream in (False, True):
         result = await client.chat.completions.create(
@@ -93,6 +98,7 @@ async def test_stop_string(client: openai.AsyncOpenAI) -> None:
         assert text == "one two"
 
 
+@pytest.mark.rule("chat.finish-length")
 async def test_output_limit(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
         model=MODEL, messages=say("one two three"), max_completion_tokens=2
@@ -108,6 +114,7 @@ async def test_unknown_model(client: openai.AsyncOpenAI) -> None:
     assert raised.value.request_id
 
 
+@pytest.mark.rule("chat.model")
 async def test_model_name_in_any_case(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model=MODEL.upper(), messages=say("x"))
     assert answer.model == MODEL
@@ -125,6 +132,7 @@ async def test_failure_before_the_first_token(client: openai.AsyncOpenAI) -> Non
         assert raised.value.code == "generation_failed"
 
 
+@pytest.mark.rule("chat.stream-failure")
 async def test_failure_in_the_stream_is_no_success(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model=MODEL,

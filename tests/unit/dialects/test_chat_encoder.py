@@ -44,6 +44,7 @@ def stream(encoder: ChatEncoder) -> list[Any]:
     return [None if payload == b"[DONE]" else orjson.loads(payload) for payload in payloads]
 
 
+@pytest.mark.rule("chat.stream-usage-last")
 @pytest.mark.parametrize(
     "options",
     [{}, {"stream_options": {}}, {"stream_options": None}]
@@ -64,6 +65,7 @@ def test_other_chunks_say_usage_null_only_when_usage_was_asked_for() -> None:
     assert ["usage" in chunk for chunk in unasked[:3]] == [False] * 3
 
 
+@pytest.mark.rule("chat.stream-usage-last")
 def test_profile_official_sends_usage_only_when_asked() -> None:
     asked = stream(encoder(profile=OFFICIAL, stream_options={"include_usage": True}))
     assert asked[-2]["usage"]["total_tokens"] == 9
@@ -125,6 +127,7 @@ def test_empty_deltas_are_not_sent() -> None:
     assert fed.feed(ReasoningDelta(0, "")) == ()
 
 
+@pytest.mark.rule("chat.stream-failure")
 def test_failure_is_one_error_record() -> None:
     failing = encoder()
     failing.open()

@@ -148,3 +148,71 @@ def test_a_forced_legacy_call_wins_too() -> None:
     forced = chat(ABLE, function_call={"name": "f"}, **fields)
     assert forced.sampling.constraint is None
     assert forced.prompt.tool_choice == ToolChoice(mode="named", name="f", parallel=False)  # type: ignore[union-attr]  # a chat prompt
+
+
+# --- Schemas -------------------------------------------------------------------------------------
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+
+
+@pytest.mark.rule("chat.schema-refs-inlined")
+@pytest.mark.parametrize("where", ["$defs", "definitions"])
+def test_local_references_are_inlined(where: str) -> None:
+    city = {"type": "string"}
+    referring = {
+        "type": "object",
+        "properties": {"city": {"$ref": f"#/{where}/City"}},
+        where: {"City": city},
+    }
+    plain = {"type": "object", "properties": {"city": city}}
+    assert constraint(**schema(referring)) == constraint(**schema(plain))
+
+
+@pytest.mark.rule("chat.schema-refs-refused")
+@pytest.mark.parametrize(
+    ("definition", "code"),
+    [
+        ({"$ref": "https://example.com/schema.json"}, "json_schema_refs_remote"),
+        ({"$ref": "#/$defs/Nobody"}, "json_schema_refs_unresolvable"),
+        ({"$ref": "#/$defs/Node", "$defs": {"Node": NODE}}, "json_schema_refs_recursive"),
+        (
+            {
+                "$ref": "#/$defs/L0",
+                "$defs": {
+                    **{
+                        f"L{n}": {
+                            "type": "object",
+                            "properties": {k: {"$ref": f"#/$defs/L{n + 1}"} for k in "abcdefgh"},
+                        }
+                        for n in range(6)
+                    },
+                    "L6": {"type": "string"},
+                },
+            },
+            "json_schema_refs_too_large",
+        ),
+    ],
+    ids=["remote", "unresolvable", "recursive", "oversized"],
+)
+def test_references_that_cannot_be_inlined(definition: dict[str, Any], code: str) -> None:
+    where = "response_format.json_schema.schema"
+    found, param = refusal(ABLE, **schema(definition))
+    assert found == code
+    assert param is not None
+    assert param.startswith(where)
+
+
+@pytest.mark.rule("chat.schema-unenforceable")
+@pytest.mark.parametrize(
+    "keyword",
+    [
+        {"format": "email"},
+        {"not": {"const": "x"}},
+        {"if": {"const": "x"}, "then": {"minLength": 2}, "else": {"maxLength": 9}},
+    ],
+)
+def test_keywords_that_cannot_be_enforced_are_dropped(keyword: dict[str, Any]) -> None:
+    def with_name(name: dict[str, Any]) -> Constraint | None:
+        return constraint(**schema({"type": "object", "properties": {"name": name}}))
+
+    assert with_name({"type": "string", **keyword}) == with_name({"type": "string"})

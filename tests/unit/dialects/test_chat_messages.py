@@ -17,6 +17,7 @@ from tests.unit.dialects.chat_jobs import (
 )
 
 
+@pytest.mark.rule("chat.roles", "chat.content")
 def test_roles_and_parts() -> None:
     turns = messages(
         {
@@ -51,6 +52,7 @@ def test_any_single_turn_is_served(role: Any) -> None:
     assert messages({"role": role, "content": "x"}) == (Message(role=role, parts=said("x")),)
 
 
+@pytest.mark.rule("chat.no-content")
 @pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}, {"content": []}])
 def test_every_spelling_of_no_content_beside_calls(content: dict[str, Any]) -> None:
     turns = messages(
@@ -75,6 +77,7 @@ def test_arguments_sent_back(arguments: Any, text: str) -> None:
     assert only.tool_calls == (ToolCall(id="c", name="f", arguments=text),)
 
 
+@pytest.mark.rule("chat.images-dropped")
 def test_images_are_left_out_on_a_model_without_vision() -> None:
     text = {"type": "text", "text": "What is this?"}
     assert messages({"role": "user", "content": [text, IMAGE]}) == (
@@ -83,6 +86,7 @@ def test_images_are_left_out_on_a_model_without_vision() -> None:
     assert messages({"role": "user", "content": [IMAGE]}) == (Message(role="user"),)
 
 
+@pytest.mark.rule("chat.images")
 def test_images_keep_their_places_on_a_model_with_vision() -> None:
     def text(text: str) -> dict[str, str]:
         return {"type": "text", "text": text}

@@ -274,6 +274,7 @@ BAD_FIELDS = [
 ]
 
 
+@pytest.mark.rule("chat.tool-types", "chat.reasoning-unknown", "chat.odd-conversations")
 @pytest.mark.parametrize(("fields", "code", "param"), BAD_FIELDS)
 def test_refused(fields: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(RequestError) as caught:
@@ -292,6 +293,7 @@ def test_a_body_must_be_an_object(body: Any) -> None:
     assert (caught.value.status, caught.value.code) == (400, "invalid_json_request")
 
 
+@pytest.mark.rule("chat.model", "chat.messages")
 def test_required_fields() -> None:
     for body, param in (({"messages": [USER]}, "model"), ({"model": "m"}, "messages")):
         with pytest.raises(RequestError) as caught:
@@ -299,6 +301,7 @@ def test_required_fields() -> None:
         assert (caught.value.code, caught.value.param) == (SHAPE, param)
 
 
+@pytest.mark.rule("chat.unknown-fields")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -331,6 +334,7 @@ def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     assert chat(**fields) == chat()
 
 
+@pytest.mark.rule("chat.null-is-absent")
 def test_null_is_absent_for_every_optional_field() -> None:
     nulls: dict[str, Any] = dict.fromkeys(ChatRequest.model_fields.keys() - {"model", "messages"})
     assert chat(**nulls) == chat()

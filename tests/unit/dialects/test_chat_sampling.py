@@ -15,6 +15,7 @@ from tests.unit.dialects.chat_jobs import (
 from tests.unit.dialects.transcripts import CARD
 
 
+@pytest.mark.rule("chat.sampling")
 def test_sampling_reaches_the_job() -> None:
     sampling = chat(
         n=2,
@@ -40,6 +41,7 @@ def test_sampling_reaches_the_job() -> None:
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 20)
 
 
+@pytest.mark.rule("chat.sampling-dropped", "chat.sampling-kept")
 def test_four_fields_are_dropped_where_the_model_sets_them_itself() -> None:
     own = card(honors_sampling=False)
     dropped: dict[str, Any] = {
@@ -67,6 +69,7 @@ def test_a_top_k_beyond_the_vocabulary_is_the_vocabulary() -> None:
     assert chat(top_k=-1).sampling.top_k == -1
 
 
+@pytest.mark.rule("chat.n-needs-capability", "chat.logprobs-not-everywhere")
 @pytest.mark.parametrize(
     ("fields", "capabilities", "param"),
     [
@@ -81,6 +84,7 @@ def test_capabilities_gate(fields: dict[str, Any], capabilities: Capabilities, p
     assert chat(card(capabilities=capabilities), n=1, logprobs=False) is not None
 
 
+@pytest.mark.rule("chat.max-completion-tokens", "chat.limit-default", "chat.limit-ignored")
 @pytest.mark.parametrize(
     ("fields", "limit"),
     [
@@ -99,3 +103,23 @@ def test_capabilities_gate(fields: dict[str, Any], capabilities: Capabilities, p
 )
 def test_output_length(fields: dict[str, Any], limit: OutputLimit) -> None:
     assert chat(**fields).sampling.limit == limit
+
+
+@pytest.mark.rule("chat.limit-default-cap", "chat.limit-lowered", "chat.limit-default")
+@pytest.mark.parametrize(
+    ("cap", "context", "requested", "limit"),
+    [
+        (131_072, 1_048_576, None, 131_072),
+        (131_072, 1_048_576, 131_073, 131_072),
+        (131_072, 1_048_576, 131_071, 131_071),
+        (131_072, 1_048_576, 1_048_577, 131_072),
+        (None, 1_048_576, None, 65_536),
+        (None, 100_000, None, 50_000),
+        (None, 100_000, 70_000, 70_000),
+    ],
+)
+def test_output_length_of_other_models(
+    cap: int | None, context: int, requested: int | None, limit: int
+) -> None:
+    model = card(max_output_tokens=cap, context_length=context)
+    assert chat(model, max_tokens=requested).sampling.limit.max_tokens == limit

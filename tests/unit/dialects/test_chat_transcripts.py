@@ -94,6 +94,7 @@ def test_the_body_is_the_committed_transcript(path: Path) -> None:
     assert orjson.loads(body) == orjson.loads(transcript("chat", path, ".json").read_bytes())
 
 
+@pytest.mark.rule("chat.stream-failure", "chat.stream-done")
 @every_delta_file
 def test_only_a_success_looks_like_one(path: Path) -> None:
     deltas = read_deltas(path)
@@ -109,16 +110,21 @@ def test_only_a_success_looks_like_one(path: Path) -> None:
         assert '"choices":[],"usage":{' in records[-2]
 
 
+@pytest.mark.rule("chat.stream-example", "chat.stream-records")
 def test_counting_streams_as_documented() -> None:
     stream, _ = play(Chat(), read_deltas(delta_file("docs__count_to_five")))
     assert documented(stream) == DOCUMENTED_COUNT
 
 
+@pytest.mark.rule(
+    "chat.stream-tool-example", "chat.stream-tool-opening", "chat.stream-tool-fragments"
+)
 def test_a_tool_call_streams_as_documented() -> None:
     stream, _ = play(Chat(), read_deltas(delta_file("docs__weather_call")))
     assert DOCUMENTED_CALL in documented(stream)
 
 
+@pytest.mark.rule("chat.body", "chat.usage")
 def test_an_answer_looks_as_documented() -> None:
     _, body = play(Chat(), read_deltas(delta_file("docs__one_sentence")))
     answer = orjson.loads(body)
@@ -126,3 +132,27 @@ def test_an_answer_looks_as_documented() -> None:
     assert (choice.pop("logprobs"), choice.pop("matched_stop")) == (None, None)
     assert choice["message"].pop("refusal") is None
     assert answer == DOCUMENTED_BODY
+
+
+@pytest.mark.rule("chat.reasoning-hidden")
+def test_hidden_reasoning_is_output_and_nothing_else() -> None:
+    stream, body = play(Chat(), read_deltas(delta_file("any__hidden_reasoning")))
+    answer = orjson.loads(body)
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Pick B.", None)
+    assert answer["usage"]["completion_tokens"] == 11
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    assert b"reasoning_content" not in stream
+
+
+@pytest.mark.rule("chat.several-calls", "chat.stream-tool-fragments")
+def test_calls_of_one_choice_count_from_nought_in_each_choice() -> None:
+    stream, _ = play(Chat(), read_deltas(delta_file("agent__calls_of_two_choices")))
+    chunks = [orjson.loads(record[6:]) for record in stream.split(b"\n\n")[:-2]]
+    joined: dict[tuple[int, int], str] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            for call in choice["delta"].get("tool_calls", ()):
+                key = choice["index"], call["index"]
+                joined[key] = joined.get(key, "") + call["function"]["arguments"]
+    assert joined == {(0, 0): '{"sides":6}', (1, 0): '{"sides":20}', (0, 1): '{"sides":8}'}
