@@ -1,6 +1,6 @@
 """Counting the tokens of a prompt: the straight line from body to figure.
 
-    authenticate -> read -> parse -> model -> normalise -> ask a worker -> answer
+    length -> authenticate -> read -> parse -> model -> normalise -> ask a worker -> answer
 
 The worker renders the Job with the code that renders a real one, so the figure is the later usage.
 Where no worker tells it in time there is an estimate, and a header that says so. Counting takes no
@@ -21,7 +21,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingress.admission import check_zdr, read_json
+from ingress.admission import check_length, check_zdr, read_json
 from ingress.dialects.base import CountingDialect, JobContext
 from ingress.dialects.profile import PROFILES
 from ingress.disconnect import while_connected
@@ -69,6 +69,7 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
     """
     settings = services.settings
     request_id: str = request.state.request_id
+    check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     body = await read_json(
         request, max_bytes=settings.max_body_bytes, idle_s=settings.limits.body_s

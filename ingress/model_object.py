@@ -131,7 +131,7 @@ def _anthropic_capabilities(able: Capabilities) -> dict[str, Any]:
             "supported": reasons,
             "types": {
                 "adaptive": _supported(reasons),
-                "between_tools": _supported(False),
+                "between_tools": _supported(True),
                 "disabled": _supported(True),
                 "enabled": _supported(reasons),
             },
