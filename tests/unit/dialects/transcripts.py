@@ -68,6 +68,8 @@ def request_body(dialect: str, deltas: Sequence[Delta]) -> dict[str, object]:
     """A request whose reply could be these Deltas."""
     if dialect == "messages":
         return messages_body(deltas)
+    if dialect == "responses":
+        return responses_body(deltas)
     if dialect != "chat":
         raise NotImplementedError(dialect)
     tokens = [t for delta in deltas if isinstance(delta, TextDelta) for t in delta.logprobs]
@@ -90,6 +92,15 @@ def messages_body(deltas: Sequence[Delta]) -> dict[str, object]:
         "thinking": {"type": "enabled"},
         "stop_sequences": [stop for stop in stops if isinstance(stop, str)],
     }
+
+
+def responses_body(deltas: Sequence[Delta]) -> dict[str, object]:
+    tokens = [t for delta in deltas if isinstance(delta, TextDelta) for t in delta.logprobs]
+    body: dict[str, object] = {"model": "glm-5.3", "input": "Go."}
+    if tokens:
+        body["include"] = ["message.output_text.logprobs"]
+        body["top_logprobs"] = max(len(token.top) for token in tokens)
+    return body
 
 
 def play(dialect: Dialect, deltas: Sequence[Delta]) -> tuple[bytes, bytes]:
