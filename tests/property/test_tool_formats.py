@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.parsing.reading import read, tool_parser
@@ -31,6 +31,7 @@ def outputs(draw: st.DrawFn, format: str) -> str:
 
 
 @pytest.mark.parametrize("format", RECORDED)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_chunk_boundaries_carry_no_meaning(format: str, data: st.DataObject) -> None:
     text = data.draw(outputs(format))

@@ -24,11 +24,16 @@ class OutputParser(Protocol):
 
 
 class CallParser(OutputParser, Protocol):
-    """Splits answer text into text and tool calls."""
+    """Splits answer text into text and tool calls, and reasoning where the format has it, too."""
 
     @property
     def in_call(self) -> bool:
         """Whether the text fed last belongs to a call, as far as is known."""
+        ...
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text fed last was reasoning, as far as is known."""
         ...
 
 

@@ -16,6 +16,7 @@ from schemas.delta import ReasoningDelta, TextDelta
 from schemas.message import ToolSpec
 from schemas.sampling import StopConditions
 from workers.parsing.base import CallParser, ChoiceParser, PartDelta, PlainText
+from workers.parsing.harmony import HARMONY, HARMONY_NAME
 from workers.parsing.reasoning import REASONING_FORMATS, ReasoningSplitter
 from workers.parsing.stop import StopScanner
 from workers.parsing.stop_pattern import StopPatternScanner
@@ -40,7 +41,8 @@ def build_parser(
 
     Args:
         choice: Number of the choice, for its Deltas.
-        reasoning_format: A name of `REASONING_FORMATS`; None for raw text.
+        reasoning_format: A name of `REASONING_FORMATS`, or `HARMONY_NAME`, which marks reasoning
+            and calls in one; None for raw text.
         starts_inside: The prompt ends inside an open reasoning part.
         visible: Reasoning is passed on; otherwise it is split off and dropped.
         stop: The caller's stop conditions.
@@ -53,7 +55,10 @@ def build_parser(
         KeyError: There is no such format.
     """
     splitter = None
-    if reasoning_format is not None:
+    calls = None if tool_format is None else TOOL_FORMATS[tool_format].parser(choice, tools)
+    if HARMONY_NAME in (reasoning_format, tool_format):
+        calls = HARMONY.parser(choice, tools if tool_format is not None else ())
+    elif reasoning_format is not None:
         splitter = ReasoningSplitter(
             REASONING_FORMATS[reasoning_format],
             starts_inside=starts_inside,
@@ -98,7 +103,9 @@ class StagedParser:
 
     @property
     def in_reasoning(self) -> bool:
-        return self._splitter is not None and not self._splitter.in_answer
+        if self._splitter is not None:
+            return not self._splitter.in_answer
+        return self._calls is not None and self._calls.in_reasoning
 
     @property
     def in_call(self) -> bool:
@@ -144,6 +151,8 @@ class StagedParser:
 
     def _until_stop(self, parts: Sequence[PartDelta]) -> Sequence[PartDelta]:
         """Look for stop strings in the text between calls; no match spans a call."""
+        if not self._visible:
+            parts = [part for part in parts if not isinstance(part, ReasoningDelta)]
         if self._scanner is None:
             return parts
         passed: list[PartDelta] = []

@@ -30,12 +30,14 @@ class TextReader:
     go; what lies between the two is read but may still turn out to be plain text.
 
     Attributes:
+        in_reasoning: The text read last was reasoning; only formats that mark it themselves know.
         in_call: The text read last belongs to a call, as far as is known.
     """
 
     def __init__(self, choice: int) -> None:
         self._choice = choice
         self.in_call = False
+        self.in_reasoning = False
         self._text = ""
         self._at = 0
         self._mark = 0
@@ -80,13 +82,8 @@ class TextReader:
         """
         self.in_call = False
         while True:
-            found = [
-                (start, marker)
-                for marker in markers
-                if (start := self._text.find(marker, self._at)) >= 0
-            ]
-            if found:
-                start, marker = min(found)
+            if found := self._first(markers, self._at, len(self._text)):
+                start, marker = found
                 self._emit_text(self._text[self._at : start])
                 self._mark, self._marker = start, marker
                 self._at = start + len(marker)
@@ -102,7 +99,10 @@ class TextReader:
                 return ""
 
     def expect(self, *strings: str) -> Step[str]:
-        """Read the string that comes next, one of these; empty if none does."""
+        """Read the string that comes next, one of these; empty if none does.
+
+        The beginning of one at the very end of the text is read, too: it was cut off.
+        """
         while True:
             rest = self._text[self._at :]
             for string in strings:
@@ -112,6 +112,7 @@ class TextReader:
             if not any(string.startswith(rest) for string in strings):
                 return ""
             if not (yield from self.more()):
+                self._at = len(self._text)
                 return ""
 
     def next_is(self, characters: str) -> Step[bool]:
@@ -131,25 +132,73 @@ class TextReader:
             if self._at < len(self._text) or not (yield from self.more()):
                 return
 
-    def until(self, *markers: str) -> Step[tuple[str, str]]:
+    def until(self, *markers: str, limit: int | None = None) -> Step[tuple[str, str]]:
         """Read up to and with one of the markers.
 
+        Args:
+            markers: Any of these.
+            limit: Most characters before the marker; where there are more, none is found.
+
         Returns:
-            What came before the marker, and the marker: empty if the end came first.
+            What came before the marker, and the marker: empty if it was not found.
         """
         begin = self._at - self._mark
+        longest = max(map(len, markers))
         while True:
             start = self._mark + begin
-            found = [
-                (at, marker) for marker in markers if (at := self._text.find(marker, start)) >= 0
-            ]
-            if found:
-                at, marker = min(found)
+            end = len(self._text) if limit is None else start + limit + longest
+            found = self._first(markers, start, end)
+            if found and (limit is None or found[0] - start <= limit):
+                at, marker = found
                 self._at = at + len(marker)
                 return self._text[start:at], marker
             self._at = len(self._text)
-            if not (yield from self.more()):
+            if (limit is not None and self._at >= end) or not (yield from self.more()):
                 return self._text[self._mark + begin :], ""
+
+    def streamed(
+        self, emit: Callable[[str], None], *markers: str, trimmed: str = "", keep: bool = False
+    ) -> Step[str]:
+        """Hand text on as it comes, up to one of the markers, which is read.
+
+        Args:
+            emit: Takes the text.
+            markers: Any of these.
+            trimmed: Left out where it comes right before a marker.
+            keep: A single character at the very end that could begin a marker is text. Otherwise,
+                and always if there are more, it is a marker that was cut off.
+
+        Returns:
+            The marker; empty if the end came first.
+        """
+        waits = [marker for one in markers for marker in (one, trimmed + one)]
+        while True:
+            if found := self._first(markers, self._at, len(self._text)):
+                at, marker = found
+                text = self._text[self._at : at]
+                self._at = at + len(marker)
+                emit(text.removesuffix(trimmed))
+                return marker
+            rest = self._text[self._at :]
+            held = max(partial_marker(rest, marker) for marker in waits)
+            if self._ended and keep and held == 1:
+                held = 0
+            self._at += len(rest) - held
+            emit(rest[: len(rest) - held])
+            if not (yield from self.more()):
+                self._at += held
+                return ""
+
+    def _first(self, markers: Sequence[str], start: int, end: int) -> tuple[int, str] | None:
+        """The marker that comes first within the text, and where."""
+        return min(
+            (
+                (at, marker)
+                for marker in markers
+                if (at := self._text.find(marker, start, end)) >= 0
+            ),
+            default=None,
+        )
 
     def json_value(self, emit: Callable[[str], None]) -> Step[bool]:
         """Read one JSON value, handing its text on as it comes; False if it is not whole."""
@@ -182,11 +231,25 @@ class TextReader:
         self._emit_text(self._marker)
         self._at = self._mark = self._mark + len(self._marker)
 
+    def broken(self) -> None:
+        """A call's markup does not go on: cut off, or by something else, which is text then."""
+        if self._ended:
+            self.accept()
+        else:
+            self.reread()
+
     def reread(self) -> None:
         """What has been read since the last `accept` is still to be read, by another step."""
         self._at = self._mark
 
+    def text(self, text: str) -> None:
+        """Answer text."""
+        self.accept()
+        self._emit_text(text)
+
     def reasoning(self, text: str) -> None:
+        """Reasoning text."""
+        self.accept()
         if text:
             self._out.append(ReasoningDelta(self._choice, text))
 

@@ -12,7 +12,11 @@ from typing import Final, Protocol
 from schemas.message import ToolChoice, ToolSpec
 from schemas.sampling import Constraint
 from workers.parsing.base import CallParser
-from workers.parsing.tools_json import HermesFormat
+from workers.parsing.harmony import HARMONY
+from workers.parsing.tools_json import HERMES, LLAMA3
+from workers.parsing.tools_named import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, MISTRAL
+from workers.parsing.tools_pythonic import PYTHONIC
+from workers.parsing.tools_tagged import GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, DsmlFormat
 
 
 class ToolFormat(Protocol):
@@ -36,18 +40,49 @@ class ToolFormat(Protocol):
         ...
 
 
-_HERMES: Final = HermesFormat()
-
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
-    "hermes": _HERMES,
-    "qwen": _HERMES,
-    "qwen25": _HERMES,
+    "deepseekv3": DEEPSEEK_V3,
+    "deepseekv31": DEEPSEEK_V31,
+    "deepseekv32": DsmlFormat("function_calls"),
+    "deepseekv4": DsmlFormat("tool_calls"),
+    "deepseekv41": DsmlFormat("calls", space=" "),
+    "glm": GLM45,
+    "glm45": GLM45,
+    "glm47": GLM47,
+    "gpt-oss": HARMONY,
+    "hermes": HERMES,
+    "kimi_k2": KIMI_K2,
+    "ling3": GLM45,
+    "llama3": LLAMA3,
+    "minimax-m2": MINIMAX_M2,
+    "mistral": MISTRAL,
+    "nanbeige": QWEN3_CODER,
+    "pythonic": PYTHONIC,
+    "qwen": HERMES,
+    "qwen25": HERMES,
+    "qwen3_coder": QWEN3_CODER,
+    "step3p5": QWEN3_CODER,
 }
 """By the name SGLang's `--tool-call-parser` uses."""
 
-_SIGNS: Final = (("<tool_call>", "qwen25"),)
+# What a chat template must contain, all of it; the first that fits wins.
+_SIGNS: Final = (
+    (("<|channel|>", "<|message|>"), "gpt-oss"),
+    (("<｜DSML｜", "function_calls"), "deepseekv32"),  # noqa: RUF001 - the model's own spelling
+    (("<｜DSML｜", "tool_calls"), "deepseekv4"),  # noqa: RUF001
+    (("<｜tool▁calls▁begin｜>", "```json"), "deepseekv3"),  # noqa: RUF001
+    (("<｜tool▁calls▁begin｜>",), "deepseekv31"),  # noqa: RUF001
+    (("<|tool_calls_section_begin|>",), "kimi_k2"),
+    (("<minimax:tool_call>",), "minimax-m2"),
+    (("<arg_key>", "<tool_call>"), "glm45"),
+    (("<function=",), "qwen3_coder"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<tool_call>",), "qwen25"),
+    (("<|python_tag|>",), "llama3"),
+    (("<|python_start|>",), "pythonic"),
+)
 
 
 def detect_tool_format(template: str) -> str | None:
     """The format that a chat template teaches its model; None if it shows none that we know."""
-    return next((name for sign, name in _SIGNS if sign in template), None)
+    return next((name for signs, name in _SIGNS if all(sign in template for sign in signs)), None)

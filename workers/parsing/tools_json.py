@@ -2,20 +2,23 @@
 
 The argument text is passed on exactly as the model wrote it, fragment by fragment as it comes.
 
-Source: SGLang 0.5.23, `srt/function_call`: `hermes_detector`, `qwen25_detector`.
+Source: SGLang 0.5.23, `srt/function_call`: `hermes_detector`, `qwen25_detector`,
+`llama32_detector`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from schemas.message import ToolChoice, ToolSpec
 from schemas.sampling import Constraint
 from workers.parsing.base import CallParser
 from workers.parsing.json_text import decoded
 from workers.parsing.reader import Step, TextReader
+from workers.parsing.tools_constraint import Calls, calls_constraint
 
-_ARGUMENTS = ("arguments", "parameters")
+_ARGUMENTS: Final = ("arguments", "parameters")
 
 
 class JsonCallReader(TextReader):
@@ -41,7 +44,7 @@ class JsonCallReader(TextReader):
             key, whole = yield from self.json_text()
             yield from self.space()
             if not whole or not (yield from self.expect(":")):
-                return begun
+                break
             yield from self.space()
             if decoded(key) == "name" and not begun:
                 value, whole = yield from self.json_text()
@@ -58,7 +61,23 @@ class JsonCallReader(TextReader):
                 if decoded(key) in _ARGUMENTS and not begun:
                     early = _as_object(value)
             if not whole:
-                return begun
+                break
+        if begun:
+            self.broken()
+        return begun
+
+    def json_calls(self, accepts: Callable[[str], bool]) -> Step[bool]:
+        """Read what follows the `[` of a list of calls; False if it does not begin with one."""
+        found = False
+        while True:
+            yield from self.space(",")
+            if not (yield from self.next_is("{")) or not (yield from self.json_call(accepts)):
+                break
+            found = True
+            self.accept()
+        if found and not (yield from self.expect("]")):
+            self.broken()
+        return found
 
     def _arguments(self) -> Step[bool]:
         """Arguments as they come; only those that are a string or a word wait for their end."""
@@ -102,7 +121,63 @@ class HermesFormat:
         return _HermesReader(choice)
 
     def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
-        return None
+        return calls_constraint(tools, choice, _HERMES_CALLS)
+
+
+class _Llama3Reader(JsonCallReader):
+    """`<|python_tag|>{...}; {...}`, or the objects alone if the answer begins with one.
+
+    Without the marker an object is a call only if it names a tool that is offered: it may as well
+    be an answer in JSON.
+    """
+
+    def __init__(self, choice: int, tools: Sequence[ToolSpec]) -> None:
+        super().__init__(choice)
+        self._offered = frozenset(tool.name for tool in tools)
+
+    def grammar(self) -> Step[None]:
+        yield from self.space()
+        if (yield from self.next_is("{")):
+            yield from self._objects(self._offered.__contains__)
+        self.reread()
+        while (yield from self.plain("<|python_tag|>")):
+            yield from self.space()
+            if not (yield from self._objects(bool)):
+                self.as_text()
+
+    def _objects(self, accepts: Callable[[str], bool]) -> Step[bool]:
+        """One call after the other; False if there is none."""
+        found = False
+        while (yield from self.json_call(accepts)):
+            found = True
+            yield from self.space(";,")
+            self.accept()
+        if found:
+            self.reread()
+        return found
+
+
+class Llama3Format:
+    """Llama 3.1 to 3.3."""
+
+    def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
+        return _Llama3Reader(choice, tools)
+
+    def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
+        return calls_constraint(tools, choice, _LLAMA3_CALLS)
+
+
+_HERMES_CALLS: Final = Calls(
+    trigger="<tool_call>",
+    begin='<tool_call>\n{"name": "{name}", "arguments": ',
+    end="}\n</tool_call>",
+    separator="\n",
+)
+_LLAMA3_CALLS: Final = Calls(
+    trigger='{"name": "', begin='{"name": "{name}", "parameters": ', end="}", separator="; "
+)
+HERMES: Final = HermesFormat()
+LLAMA3: Final = Llama3Format()
 
 
 def _as_object(text: str) -> str:
