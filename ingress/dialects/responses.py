@@ -25,6 +25,7 @@ from ingress.dialects.responses_request import (
     read_request,
 )
 from ingress.dialects.responses_tools import Offer, Tool, offer
+from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.json_schema import enforceable
@@ -40,9 +41,6 @@ from schemas.sampling import (
 )
 
 _EFFORTS: Final[Mapping[str, Effort]] = {effort: effort for effort in RANK}
-
-_NO_TOP_K_LIMIT = 2**30
-"""Above any vocabulary, and within the 32-bit integers engines use."""
 
 
 class Responses:
@@ -191,16 +189,12 @@ def _sampling(
         limit=output_limit(body.max_output_tokens, card, reasoning, retry_without=False),
         temperature=body.temperature if honored else None,
         top_p=body.top_p if honored else None,
-        top_k=_top_k(body.top_k, card),
+        top_k=top_k_within(body.top_k, card),
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
         seed=body.seed,
-        stop=StopConditions(strings=request.stop_strings),
+        stop=StopConditions(strings=strings(body.stop)),
         constraint=constraint,
         logprobs=logprobs,
         top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
     )
-
-
-def _top_k(top_k: int | None, card: ModelCard) -> int | None:
-    return None if top_k is None else min(top_k, card.vocab_size or _NO_TOP_K_LIMIT)

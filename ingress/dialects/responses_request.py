@@ -15,18 +15,24 @@ from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ingress.dialects.responses_items import Turn, read_input
 from ingress.dialects.responses_tools import Declared, read_tools
+from ingress.dialects.sampling_fields import (
+    MinP,
+    PositiveInteger,
+    RepetitionPenalty,
+    Seed,
+    StopStrings,
+    TopK,
+    TopLogprobs,
+    TopP,
+)
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
     Flag,
-    Integer,
     WireModel,
     bad_value,
     check_depth,
     validate,
 )
-
-MAX_STOP_STRINGS: Final = 64
-MAX_TOP_LOGPROBS: Final = 20
 
 LOGPROBS: Final = "message.output_text.logprobs"
 REASONING: Final = "reasoning.encrypted_content"
@@ -69,15 +75,6 @@ class TextOptions(WireModel):
     verbosity: Free = None
 
 
-def _top_k(value: int) -> int:
-    if value < 1 and value != -1:
-        raise bad_value("must be at least 1, or -1 for no limit")
-    return value
-
-
-StopString: TypeAlias = Annotated[str, Field(min_length=1)]
-
-
 class ResponsesBody(WireModel):
     """The body of a request for a response."""
 
@@ -89,22 +86,15 @@ class ResponsesBody(WireModel):
     ]
     instructions: str | None = None
 
-    max_output_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    max_output_tokens: PositiveInteger | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Integer, AfterValidator(_top_k)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: (
-        Annotated[
-            Annotated[StopString, Tag("<string>")]
-            | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<array>")],
-            STRING_OR_ARRAY,
-        ]
-        | None
-    ) = None
-    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: StopStrings | None = None
+    top_logprobs: TopLogprobs | None = None
 
     stream: Flag = False
 
@@ -150,11 +140,6 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
         """It asks for reasoning items."""
         options = self.body.reasoning
         return self.includes(REASONING) or (options is not None and options.summary is not None)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        stop = self.body.stop
-        return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
     @property
     def text_format(self) -> TextFormat | None:
