@@ -114,6 +114,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         model=card.id,
         request_id=request_id,
         profile=profile,
+        clock=time.time,
     )
     record = _Record(
         services,
