@@ -72,16 +72,17 @@ class MessagesEncoder:
         self._omit_thinking = omit_thinking
         self._parts = Parts()
         self._head = self._tail = b""  # of each delta of the open block
-        self._usage = Usage()
+        self._begun = Usage()
+        self._usage: Usage | None = None
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
-        self._complete = False
 
     # --- The stream ------------------------------------------------------------------------------
 
     def open(self) -> Sequence[Frame]:
-        usage = self._usage if self._profile.usage_at_start else Usage()
-        message = self._message(content=[], usage=usage)
+        # The whole reply may have been fed by now; what begins a stream does not know its end.
+        usage = self._begun if self._profile.usage_at_start else Usage()
+        message = self._message(content=[], stop_reason=None, stop_sequence=None, usage=usage)
         start = sse.event(
             "message_start", wire_json.encode({"type": "message_start", "message": message})
         )
@@ -92,15 +93,14 @@ class MessagesEncoder:
             case TextDelta() | ReasoningDelta() | ArgumentsDelta() | ToolCallStarted():
                 return self._frames(self._parts.feed(delta))
             case Accepted(input_tokens=input_tokens):
-                self._usage = Usage(input_tokens)
+                self._begun = Usage(input_tokens)
             case Started(input_tokens=input_tokens, cached_tokens=cached_tokens):
-                self._usage = Usage(input_tokens, cached_tokens)
+                self._begun = Usage(input_tokens, cached_tokens)
             case Finished():
                 return self._finished(delta)
             case Completed(usage=usage):
                 self._usage = usage
-                self._complete = True
-                return (self._message_delta(), _STOP)
+                return (self._message_delta(usage), _STOP)
             case Failed(error=error):
                 return self.fail(error)
         return _NO_FRAMES
@@ -176,7 +176,7 @@ class MessagesEncoder:
                     "The answer was cut short.", diagnostic="a cancelled choice in a success"
                 )
 
-    def _message_delta(self) -> Frame:
+    def _message_delta(self, usage: Usage) -> Frame:
         return sse.event(
             "message_delta",
             wire_json.encode(
@@ -186,7 +186,7 @@ class MessagesEncoder:
                         "stop_reason": self._stop_reason,
                         "stop_sequence": self._stop_sequence,
                     },
-                    "usage": self._usage_object(self._usage),
+                    "usage": self._usage_object(usage),
                 }
             ),
         )
@@ -194,20 +194,32 @@ class MessagesEncoder:
     # --- Objects ---------------------------------------------------------------------------------
 
     def body(self) -> bytes:
-        if not self._complete:
+        if self._usage is None:
             raise RuntimeError("a body was asked for before the reply was complete")
-        content = [self._block(part) for part in self._parts.parts]
-        return wire_json.encode(self._message(content=content, usage=self._usage))
+        message = self._message(
+            content=[self._block(part) for part in self._parts.parts],
+            stop_reason=self._stop_reason,
+            stop_sequence=self._stop_sequence,
+            usage=self._usage,
+        )
+        return wire_json.encode(message)
 
-    def _message(self, *, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def _message(
+        self,
+        *,
+        content: list[dict[str, Any]],
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: Usage,
+    ) -> dict[str, Any]:
         return {
             "id": f"msg_{self._stamp.response_id}",
             "type": "message",
             "role": "assistant",
             "model": self._stamp.model,
             "content": content,
-            "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_sequence,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
             "usage": self._usage_object(usage),
         }
 
