@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ingress.dialects.base import Dialect, Encoder
+from ingress.dialects.base import Dialect, Encoder, Frame
 from ingress.disconnect import until_gone
 from ingress.errors import error_response
 from ingress.generation import Generation
 from ingress.settings import TimeLimits
-from schemas.delta import Accepted, Completed, Delta
+from schemas.delta import Accepted, Completed, Delta, Started
 from schemas.errors import (
     ClientClosedRequest,
     ErrorInfo,
@@ -40,6 +40,9 @@ SSE_HEADERS = [
 
 IGNORED_HEADER = b"x-headrace-ignored"
 """Names what of a request had no effect, where the dialect profile wants that said."""
+
+_BEFORE_THE_ANSWER = (Accepted, Started)
+"""An encoder may open the stream with what these tell."""
 
 
 class Answer(Response):
@@ -76,6 +79,7 @@ class Answer(Response):
         self._written_at = self._began_at
         self._writing = False
         self._committed = False
+        self._opened = False
         self._shutting_down = False
         self._wake = asyncio.Event()  # the waiting task has something new to look at
         generation.on_phase = self._wake.set
@@ -194,10 +198,9 @@ class Answer(Response):
             await self._carry_body(send)
 
     async def _carry_stream(self, send: Send) -> None:
-        feed = self._encoder.feed
         while True:
             deltas = await self._generation.receive()
-            frames = [frame for delta in deltas for frame in feed(delta)]
+            frames = self._frames(deltas)
             ended = type(deltas[-1]) is Completed
             if not self._committed:
                 if not frames and not ended:
@@ -207,6 +210,22 @@ class Answer(Response):
                 await self._send_body(send, b"".join(frames), more=not ended)
             if ended:
                 return
+
+    def _frames(self, deltas: Sequence[Delta]) -> list[Frame]:
+        """The records of these Deltas, after the opening ones."""
+        frames: list[Frame] = []
+        feed = self._encoder.feed
+        for delta in deltas:
+            if not self._opened and type(delta) not in _BEFORE_THE_ANSWER:
+                frames += self._open()
+            frames += feed(delta)
+        return frames
+
+    def _open(self) -> Sequence[Frame]:
+        if self._opened:
+            return ()
+        self._opened = True
+        return self._encoder.open()
 
     async def _carry_body(self, send: Send) -> None:
         feed = self._encoder.feed
@@ -230,7 +249,7 @@ class Answer(Response):
         self, send: Send, frames: list[bytes] | None = None, *, more: bool = True
     ) -> None:
         self._committed = True
-        opening = [*self._encoder.open(), *(frames or ())]
+        opening = [*self._open(), *(frames or ())]
         await self._write(
             send,
             {

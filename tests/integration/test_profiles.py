@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import httpx
+import orjson
 import pytest
 
 from ingress.config import Config
-from tests.fixtures.stack import MODEL, memory_stack
+from tests.fixtures.requests import path_of, request_body
+from tests.fixtures.stack import MODEL, memory_stack, sse_data
 
 CONFIG = Config.model_validate({"models": [{"id": MODEL, "honors_sampling": False}]})
 
@@ -33,3 +35,16 @@ async def test_ignored_sampling(profile: Literal["wafer", "official"], named: st
             response = await http.post("/v1/chat/completions", json={**body, "stream": stream})
             assert response.status_code == 200
             assert response.headers.get("x-headrace-ignored") == named
+
+
+@pytest.mark.parametrize("profile", ["wafer", "official"])
+async def test_the_opening_records_come_first(profile: Literal["wafer", "official"]) -> None:
+    async with (
+        memory_stack(profile=profile) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        body = request_body("responses", stream=True)
+        response = await http.post(path_of("responses"), json=body)
+        events = [orjson.loads(data) for data in sse_data(response.content)]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[0]["type"] == "response.created"
