@@ -156,3 +156,20 @@ def test_calls_of_one_choice_count_from_nought_in_each_choice() -> None:
                 key = choice["index"], call["index"]
                 joined[key] = joined.get(key, "") + call["function"]["arguments"]
     assert joined == {(0, 0): '{"sides":6}', (1, 0): '{"sides":20}', (0, 1): '{"sides":8}'}
+
+
+@pytest.mark.rule("chat.logprobs")
+def test_log_probabilities_come_with_their_tokens() -> None:
+    stream, body = play(Chat(), read_deltas(delta_file("any__log_probabilities")))
+    (choice,) = orjson.loads(body)["choices"]
+    entries = choice["logprobs"]["content"]
+    assert choice["logprobs"]["refusal"] is None
+    text = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+    assert text == choice["message"]["content"]
+    others = [other for entry in entries for other in entry["top_logprobs"]]
+    for entry in (*entries, *others):
+        assert entry.keys() - {"top_logprobs"} == {"token", "bytes", "logprob"}
+        assert -9999 <= entry["logprob"] <= 0
+    chunks = [orjson.loads(record[6:]) for record in stream.split(b"\n\n")[:-2]]
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"]]
+    assert [entry for part in streamed if part for entry in part["content"]] == entries
