@@ -6,6 +6,8 @@ decides. Times are Unix seconds, lengths are tokens.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from schemas.job import Effort
@@ -26,6 +28,24 @@ class ReasoningSupport(msgspec.Struct, frozen=True, kw_only=True):
     control: str = "chat_template"
 
 
+class EngineAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the engine's own options callers may use; none unless the operator opens them.
+
+    Attributes:
+        logit_processors: Code of the caller's that runs in the worker.
+        hidden_states: Which of them may be reported: `last`, `all`.
+        routed_experts: They may be reported.
+        adapters: Names of the LoRA adapters to choose from.
+        priorities: The lowest and the highest rank; equal where there is no such order.
+    """
+
+    logit_processors: bool = False
+    hidden_states: tuple[Literal["last", "all"], ...] = ()
+    routed_experts: bool = False
+    adapters: tuple[str, ...] = ()
+    priorities: tuple[int, int] = (0, 0)
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What requests may ask of a model."""
 
@@ -38,6 +58,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     regex: bool = False
     grammar: bool = False
     completions: bool = False
+    engine: EngineAccess = EngineAccess()
     reasoning: ReasoningSupport | None = None
 
 

@@ -9,13 +9,18 @@ Source: Tokenized completions, sections 2 (`echo`, `logprobs`, `return_token_ids
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from schemas.delta import Delta, InternalsDelta, PromptDelta, TokensDelta
+from schemas.errors import UnsupportedValue
 from schemas.job import Job, TokenPrompt
 from workers.engines.base import EngineChunk
 
 _PIECE_VALUES = 512
 """Log probabilities in one Delta, alternatives included: some 30 KB."""
+
+_MAX_STATE_VALUES = 32_768
+"""Numbers in the hidden states of one choice: some 700 KB, below what breaks a reply."""
 
 
 class TokenReport:
@@ -61,10 +66,23 @@ class TokenReport:
             yield PromptDelta(self._choice, text, logprobs[start : start + size])
 
     def around(self, chunk: EngineChunk, parts: Sequence[Delta]) -> Sequence[Delta]:
-        """The Deltas of a chunk with what belongs before and after them."""
+        """The Deltas of a chunk with what belongs before and after them.
+
+        Raises:
+            UnsupportedValue: What was asked for is too large for a reply.
+        """
         if self._ids and chunk.token_ids:
             parts = (TokensDelta(self._choice, chunk.token_ids), *parts)
+        if _size(chunk.hidden_states) > _MAX_STATE_VALUES:
+            raise UnsupportedValue(
+                "The hidden states of this request are too large to be returned.",
+                param="return_hidden_states",
+            )
         if chunk.hidden_states is not None or chunk.routed_experts is not None:
             internals = InternalsDelta(self._choice, chunk.hidden_states, chunk.routed_experts)
             parts = (*parts, internals)
         return parts
+
+
+def _size(states: Any) -> int:
+    return sum(map(_size, states)) if isinstance(states, list) else int(states is not None)

@@ -13,7 +13,9 @@ from schemas.errors import (
     ContextLengthExceeded,
     InvalidGrammar,
     InvalidJsonSchema,
+    InvalidPrompt,
     ServingError,
+    UnsupportedParameter,
     UnsupportedValue,
 )
 from schemas.job import ChatPrompt, Job, Reasoning
@@ -21,6 +23,7 @@ from schemas.message import Message, TextPart
 from schemas.sampling import (
     Constraint,
     Ebnf,
+    EngineOptions,
     JsonObject,
     JsonSchema,
     OutputLimit,
@@ -136,7 +139,7 @@ async def test_a_replacement_character_that_the_model_wrote_stays(engine: Sglang
 async def test_choices_are_separate_and_seeds_repeat(engine: SglangEngine) -> None:
     async def choices(seed: int) -> list[tuple[int, ...]]:
         requests = [
-            request(f"c.{seed}.{choice}", choice=choice, seed=seed, max_tokens=12)
+            request(f"c.{seed}.{choice}", choice=choice, n=3, seed=seed, max_tokens=12)
             for choice in range(3)
         ]
         return [
@@ -148,6 +151,14 @@ async def test_choices_are_separate_and_seeds_repeat(engine: SglangEngine) -> No
     assert len(set(first)) == 3
     assert first[1] == (await choices(8))[0]
     assert not set(first) & set(other)
+
+
+async def test_a_seed_gives_every_prompt_of_a_batch_the_same_choices(engine: SglangEngine) -> None:
+    first, fourth = [
+        ids_of(await run(engine, request(choice=choice, n=3, seed=7, max_tokens=12)))
+        for choice in (1, 4)
+    ]
+    assert first == fourth
 
 
 async def test_a_seeded_request_goes_on_alike_after_a_cut(engine: SglangEngine) -> None:
@@ -224,6 +235,50 @@ async def test_logprobs_of_free_text_are_the_best_ones(engine: SglangEngine) -> 
     assert not any(chunk.logprobs for chunk in await run(engine, request()))
 
 
+async def test_logprobs_of_asked_ids_come_in_their_order(engine: SglangEngine) -> None:
+    chunks = await run(
+        engine, request(max_tokens=3, logprobs=True, logprob_token_ids=(777, 5), **GREEDY)
+    )
+    reported = [logprob for chunk in chunks for logprob in chunk.logprobs]
+    assert len(reported) == 3
+    for logprob in reported:
+        assert [asked.token_id for asked in logprob.asked] == [777, 5]
+        assert not logprob.top
+    own = await run(
+        engine, request(max_tokens=1, logprobs=True, logprob_token_ids=(777,), **GREEDY)
+    )
+    assert own[0].logprobs[0].asked[0].logprob == pytest.approx(reported[0].asked[0].logprob)
+
+
+async def test_prompt_logprobs_begin_where_they_are_asked_for(engine: SglangEngine) -> None:
+    async def prompt_of(start: int) -> list[Any]:
+        chunks = await run(
+            engine,
+            request(
+                prompt_ids=(*PROMPT, 400 + start),  # the cache must not answer for it
+                max_tokens=3,
+                logprobs=True,
+                top_logprobs=1,
+                logprob_token_ids=(9,),
+                prompt_logprobs_from=start,
+                **GREEDY,
+            ),
+        )
+        assert not any(chunk.prompt_logprobs for chunk in chunks[1:])
+        return list(chunks[0].prompt_logprobs)
+
+    whole = await prompt_of(0)
+    assert [token.token_id for token in whole] == [*PROMPT, 400]
+    assert (whole[0].logprob, whole[0].top, whole[0].asked) == (None, (), ())
+    assert all(-20 < token.logprob < 0 for token in whole[1:])
+    assert all((len(token.top), len(token.asked)) == (1, 1) for token in whole[1:])
+    part = await prompt_of(2)
+    assert [token.token_id for token in part] == [302, 303, 402]
+    for token, same in zip(part[:2], whole[2:4], strict=True):
+        assert token.logprob == pytest.approx(same.logprob, abs=1e-4)
+    assert await prompt_of(5) == []
+
+
 # --- Where it ends -------------------------------------------------------------------------------
 
 
@@ -254,6 +309,31 @@ async def test_special_tokens_are_text_only_on_request(engine: SglangEngine) -> 
     assert text_of(await run(engine, shown)) == "<|im_start|>" * 2
     hidden = request(max_tokens=2, logit_bias=((1, 100.0),), stop=stop, **GREEDY)
     assert text_of(await run(engine, hidden)) == ""
+
+
+async def test_stop_tokens_stay_in_the_text_on_request(engine: SglangEngine) -> None:
+    greedy = ids_of(await run(engine, request(max_tokens=12, **GREEDY)))
+    at = next(i for i in range(3, 12) if greedy[i] not in greedy[:i])
+    stop = StopConditions(token_ids=(greedy[at],), include_in_text=True)
+    chunks = await run(engine, request(max_tokens=12, stop=stop, **GREEDY))
+    assert ending(chunks) == ("stop", greedy[at])
+    assert text_of(chunks) == engine.tokenizer.decode(greedy[: at + 1])
+
+
+async def test_special_tokens_may_be_joined_without_spaces(engine: SglangEngine) -> None:
+    for spaces in (True, False):
+        shown = request(
+            max_tokens=2,
+            logit_bias=((1, 100.0),),
+            stop=StopConditions(ignore_eos=True),
+            skip_special_tokens=False,
+            spaces_between_special_tokens=spaces,
+            **GREEDY,
+        )
+        chunks = await run(engine, shown)
+        assert text_of(chunks) == engine.tokenizer.decode(
+            ids_of(chunks), skip_special_tokens=False, spaces_between_special_tokens=spaces
+        )
 
 
 async def test_a_stop_token_of_the_caller_is_a_match(engine: SglangEngine) -> None:
@@ -403,11 +483,10 @@ async def test_what_just_fits_is_served(engine: SglangEngine) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt_ids": (300, tiny.VOCAB_SIZE)}, "prompt"),
-        ({"prompt_ids": (-1,)}, "prompt"),
-        ({"prompt_ids": ()}, "prompt"),
         ({"stop": StopConditions(token_ids=(tiny.VOCAB_SIZE,)), "min_tokens": 2}, "stop_token_ids"),
+        ({"stop": StopConditions(token_ids=(-1,))}, "stop_token_ids"),
         ({"logit_bias": ((tiny.VOCAB_SIZE, 1.0),)}, "logit_bias"),
+        ({"logprob_token_ids": (tiny.VOCAB_SIZE,), "logprobs": True}, "token_ids_logprob"),
         ({"stop_strings": tuple("abcdefghijklmnopqrstuvwxyzABCDEFG")}, "stop"),
     ],
 )
@@ -417,6 +496,34 @@ async def test_values_outside_the_model_are_refused(
     with pytest.raises(UnsupportedValue) as caught:
         await run(engine, request(**fields))
     assert caught.value.param == param
+    assert await engine.running() == 0
+
+
+@pytest.mark.parametrize("prompt_ids", [(300, tiny.VOCAB_SIZE), (-1,), (1 << 62,), ()])
+async def test_prompts_outside_the_model_are_refused(
+    engine: SglangEngine, prompt_ids: tuple[int, ...]
+) -> None:
+    with pytest.raises(InvalidPrompt):
+        await run(engine, request(prompt_ids=prompt_ids))
+    assert await engine.running() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (EngineOptions(logit_processor="{}"), "custom_logit_processor"),
+        (EngineOptions(hidden_states="last"), "return_hidden_states"),
+        (EngineOptions(routed_experts=True), "return_routed_experts"),
+        (EngineOptions(adapter="/etc/passwd"), "lora_path"),
+    ],
+)
+async def test_options_that_were_not_opened_are_refused(
+    engine: SglangEngine, options: EngineOptions, param: str
+) -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        await run(engine, request(engine=options))
+    assert caught.value.param == param
+    assert "passwd" not in caught.value.message
     assert await engine.running() == 0
 
 

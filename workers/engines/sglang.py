@@ -11,13 +11,14 @@ Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import islice, zip_longest
+from typing import Any, Final, Literal
 
-from schemas.delta import TokenLogprob, TopLogprob
+from schemas.delta import PromptLogprob, TokenLogprob, TopLogprob
 from schemas.errors import GenerationFailed, InvalidGrammar, InvalidJsonSchema, ServingError
 from schemas.job import Job, TokenPrompt
-from schemas.model_card import Capabilities, ModelCard
+from schemas.model_card import Capabilities, EngineAccess, ModelCard
 from schemas.sampling import JsonObject, JsonSchema, OutputLimit, SamplingParams
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 from workers.engines.sglang_launch import Launched, launch, shut_down
@@ -27,6 +28,9 @@ from workers.token_bytes import TokenBytes
 
 _LEAST_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON does not have."""
+
+_PRIORITIES: Final = (-100, 100)
+"""Ranks that callers may ask for where SGLang schedules by rank."""
 
 _REPLACEMENT: Final = "\ufffd"
 
@@ -89,6 +93,7 @@ class SglangEngine:
             deterministic=bool(self._manager.config_value("enable_deterministic_inference")),
             sampling_defaults=config.get_default_sampling_params(),
             shows_special=has_output_marker(self._tokenizer.all_special_tokens),
+            access=_access(self._server_args),
         )
         self._renderer = ChatRenderer(self._tokenizer, show_special=self._facts.shows_special)
         self._card = ModelCard(
@@ -100,6 +105,7 @@ class SglangEngine:
                 regex=True,
                 grammar=True,
                 completions=True,
+                engine=self._facts.access,
                 reasoning=reasoning_support(self._renderer),
             ),
         )
@@ -214,6 +220,7 @@ class _Choice:
         self._ids: list[int] = []
         self._sent = 0
         self._recent: tuple[int, ...] = ()
+        self._begun = False
 
     def chunk(self, output: Mapping[str, Any]) -> EngineChunk:
         text: str = output["text"]
@@ -229,9 +236,12 @@ class _Choice:
             text=text,
             token_ids=ids,
             logprobs=self._logprobs(meta, len(ids)),
+            prompt_logprobs=self._prompt_logprobs(meta),
             output_tokens=len(ids),
             input_tokens=meta["prompt_tokens"],
             cached_tokens=meta["cached_tokens"],
+            hidden_states=self._hidden_states(meta) if finish is not None else None,
+            routed_experts=meta.get("routed_experts") if finish is not None else None,
             finish=finish,
         )
 
@@ -263,7 +273,7 @@ class _Choice:
         recent = self._recent
         if isinstance(matched := (reason or {}).get("matched"), int):
             recent = recent[:-1]
-            if self._request.stop_strings:
+            if self._request.stop_strings and not self._request.job.sampling.stop.include_in_text:
                 # `no_stop_trim` keeps stop tokens as well as stop strings.
                 text = text.removesuffix(self._decode([matched]))
         if text.endswith(_REPLACEMENT):
@@ -273,24 +283,54 @@ class _Choice:
         return text
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=not self._shows_special)
+        text: str = self._tokenizer.decode(
+            ids,
+            skip_special_tokens=not self._shows_special,
+            spaces_between_special_tokens=self._request.job.sampling.spaces_between_special_tokens,
+        )
         return text
 
     def _logprobs(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:
         if not self._request.job.sampling.logprobs:
             return ()
-        chosen = meta["output_token_logprobs"][:count]
-        top = meta.get("output_top_logprobs") or [None] * len(chosen)
         return tuple(
             TokenLogprob(
                 token_id,
                 self._bytes[token_id].decode(errors="replace"),
                 self._bytes[token_id],
                 max(logprob, _LEAST_LOGPROB),
-                tuple(self._top(*entry) for entry in alternatives or ()),
+                tuple(self._top(*entry) for entry in top or ()),
+                tuple(self._top(*entry) for entry in asked or ()),
             )
-            for (logprob, token_id, _), alternatives in zip(chosen, top, strict=False)
+            for (logprob, token_id, _), top, asked in islice(_positions(meta, "output"), count)
         )
+
+    def _prompt_logprobs(self, meta: Mapping[str, Any]) -> tuple[PromptLogprob, ...]:
+        """All of them, on the first output; SGLang repeats them on every one."""
+        begun, self._begun = self._begun, True
+        sampling = self._request.job.sampling
+        if begun or not sampling.logprobs or sampling.prompt_logprobs_from is None:
+            return ()
+        return tuple(
+            PromptLogprob(
+                token_id,
+                self._bytes[token_id].decode(errors="replace"),
+                self._bytes[token_id],
+                None if logprob is None else max(logprob, _LEAST_LOGPROB),
+                tuple(self._top(*entry) for entry in top or ()),
+                tuple(self._top(*entry) for entry in asked or ()),
+            )
+            for (logprob, token_id, _), top, asked in islice(
+                _positions(meta, "input"), int(sampling.prompt_logprobs_from > 0), None
+            )
+        )
+
+    def _hidden_states(self, meta: Mapping[str, Any]) -> list[Any] | None:
+        wanted = self._request.job.sampling.engine.hidden_states
+        states: list[Any] | None = meta.get("hidden_states")
+        if wanted != "last" or not states:
+            return states
+        return states[-1] if isinstance(states[-1], list) else states
 
     def _top(self, logprob: float, token_id: int, _: Any) -> TopLogprob:
         token_bytes = self._bytes[token_id]
@@ -300,6 +340,39 @@ class _Choice:
             token_bytes,
             max(logprob, _LEAST_LOGPROB),
         )
+
+
+def _positions(meta: Mapping[str, Any], side: str) -> Iterator[tuple[Any, Any, Any]]:
+    """Per token of one side: itself, its best alternatives, those that were asked about."""
+    tokens = meta.get(f"{side}_token_logprobs") or ()
+    top = meta.get(f"{side}_top_logprobs") or ()
+    asked = meta.get(f"{side}_token_ids_logprobs") or ()
+    return islice(zip_longest(tokens, top, asked), len(tokens))
+
+
+def _access(server_args: Mapping[str, Any]) -> EngineAccess:
+    """What the operator opened by starting SGLang with it."""
+    states: tuple[Literal["last", "all"], ...] = ()
+    mode = server_args.get("return_hidden_states_mode")
+    if server_args.get("enable_return_hidden_states") or mode == "full":
+        states = ("last", "all")
+    elif mode == "last":
+        states = ("last",)
+    adapters = server_args.get("lora_paths") or ()
+    return EngineAccess(
+        logit_processors=bool(server_args.get("enable_custom_logit_processor")),
+        hidden_states=states,
+        routed_experts=bool(server_args.get("enable_return_routed_experts")),
+        adapters=tuple(name for name in map(_adapter_name, adapters) if "/" not in name),
+        priorities=_PRIORITIES if server_args.get("enable_priority_scheduling") else (0, 0),
+    )
+
+
+def _adapter_name(adapter: str | Mapping[str, str]) -> str:
+    """From SGLang's spellings: a name (of a mapping), `name=path`, a bare path, or an object."""
+    if isinstance(adapter, str):
+        return adapter.partition("=")[0]
+    return adapter["lora_name"]
 
 
 def _refusal(job: Job, status: int) -> ServingError:

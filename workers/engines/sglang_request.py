@@ -10,16 +10,24 @@ Source: `sglang.srt.sampling.sampling_params.SamplingParams` and `GenerateReqInp
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
 import msgspec
 
-from schemas.errors import ContextLengthExceeded, ContextOverflow, UnsupportedValue
+from schemas.errors import (
+    ContextLengthExceeded,
+    ContextOverflow,
+    InvalidPrompt,
+    UnsupportedParameter,
+    UnsupportedValue,
+)
 from schemas.job import ChatPrompt, Job
+from schemas.model_card import EngineAccess
 from schemas.sampling import (
     Constraint,
     Ebnf,
+    EngineOptions,
     JsonObject,
     JsonSchema,
     Regex,
@@ -41,6 +49,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
             HTTP layer only.
         deterministic: SGLang's deterministic mode is on. It gives every request without a seed the
             same one, and its scheduler ends at `min_p`.
+        access: What of the engine's own options callers may use.
         shows_special: Conversations need special tokens in their output text, because the model
             marks reasoning or tool calls with them.
     """
@@ -51,6 +60,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     sampling_defaults: Mapping[str, Any] = {}
     deterministic: bool = False
     shows_special: bool = False
+    access: EngineAccess = EngineAccess()
 
 
 def check(request: EngineRequest, facts: ModelFacts) -> None:
@@ -58,7 +68,9 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
 
     Raises:
         ContextLengthExceeded: Prompt and output do not fit.
-        UnsupportedValue: A token id outside the vocabulary, too many stop strings, no prompt.
+        InvalidPrompt: There is no prompt, or a token id outside the vocabulary in it.
+        UnsupportedValue: Another token id outside the vocabulary, or too many stop strings.
+        UnsupportedParameter: An option that this engine was not started with.
     """
     prompt = len(request.prompt_ids)
     if prompt > facts.max_prompt_tokens or prompt + request.max_tokens > facts.context_length:
@@ -70,11 +82,18 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
             )
         )
     if not prompt:
-        raise UnsupportedValue("The prompt is empty.", param="prompt")
+        raise InvalidPrompt("The prompt is empty.", param="prompt")
     sampling = request.job.sampling
-    _in_vocabulary(request.prompt_ids, facts, "prompt")
-    _in_vocabulary(sampling.stop.token_ids, facts, "stop_token_ids")
-    _in_vocabulary((token_id for token_id, _ in sampling.logit_bias), facts, "logit_bias")
+    if not _in_vocabulary(request.prompt_ids, facts):
+        raise InvalidPrompt(_vocabulary_text(facts), param="prompt")
+    for param, token_ids in (
+        ("stop_token_ids", sampling.stop.token_ids),
+        ("logit_bias", tuple(token_id for token_id, _ in sampling.logit_bias)),
+        ("token_ids_logprob", sampling.logprob_token_ids),
+    ):
+        if not _in_vocabulary(token_ids, facts):
+            raise UnsupportedValue(_vocabulary_text(facts), param=param)
+    _check_options(sampling.engine, facts.access)
     if facts.deterministic and sampling.min_p:
         raise UnsupportedValue("This model does not support min_p.", param="min_p")
     if len(request.stop_strings) > MAX_STOP_STRINGS:
@@ -86,13 +105,30 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
 def arguments(request: EngineRequest, facts: ModelFacts) -> dict[str, Any]:
     """Keyword arguments for `Engine.async_generate`, all but `rid` and `stream`."""
     sampling = request.job.sampling
-    return {
+    given: dict[str, Any] = {
         "input_ids": list(request.prompt_ids),
         "sampling_params": _sampling_params(request, facts),
-        "return_logprob": sampling.logprobs,
-        "top_logprobs_num": sampling.top_logprobs if sampling.logprobs else 0,
         "require_reasoning": sampling.constraint is not None and _may_reason(request),
     }
+    if sampling.logprobs:
+        start = sampling.prompt_logprobs_from
+        given["return_logprob"] = True
+        given["top_logprobs_num"] = sampling.top_logprobs
+        given["token_ids_logprob"] = list(sampling.logprob_token_ids) or None
+        # SGLang has none for the position it begins at, so it begins one before.
+        given["logprob_start_len"] = -1 if start is None else max(start - 1, 0)
+    options = sampling.engine
+    if options.logit_processor is not None:
+        given["custom_logit_processor"] = options.logit_processor
+    if options.adapter is not None:
+        given["lora_path"] = options.adapter
+    if options.priority is not None:
+        given["priority"] = options.priority
+    if options.hidden_states is not None:
+        given["return_hidden_states"] = "last" if options.hidden_states == "last" else True
+    if options.routed_experts:
+        given["return_routed_experts"] = True
+    return given
 
 
 def shows_special(job: Job, facts: ModelFacts) -> bool:
@@ -113,17 +149,22 @@ def _sampling_params(request: EngineRequest, facts: ModelFacts) -> dict[str, Any
     params["min_new_tokens"] = min(sampling.limit.min_tokens, request.max_tokens)
     params["ignore_eos"] = sampling.stop.ignore_eos
     params["skip_special_tokens"] = not shows_special(request.job, facts)
+    params["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens
     if request.stop_strings:
         params["stop"] = list(request.stop_strings)
         params["no_stop_trim"] = True  # they are looked for again after parsing
+    if sampling.stop.include_in_text:
+        params["no_stop_trim"] = True
     if sampling.stop.token_ids:
         params["stop_token_ids"] = list(sampling.stop.token_ids)
     if sampling.logit_bias:
         params["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias}
     if sampling.seed is not None:
-        params["sampling_seed"] = (sampling.seed + request.choice) & _SEED_MASK
+        params["sampling_seed"] = (sampling.seed + request.choice % sampling.n) & _SEED_MASK
     elif facts.deterministic:
         params["sampling_seed"] = secrets.randbits(63)
+    if sampling.engine.custom_params:
+        params["custom_params"] = sampling.engine.custom_params
     if sampling.constraint is not None:
         name, value = _constraint(sampling.constraint)
         params[name] = value
@@ -169,8 +210,23 @@ def _may_reason(request: EngineRequest) -> bool:
     return request.reasoning_open or (isinstance(prompt, ChatPrompt) and prompt.reasoning.enabled)
 
 
-def _in_vocabulary(token_ids: Iterable[int], facts: ModelFacts, param: str) -> None:
-    if any(not 0 <= token_id < facts.vocab_size for token_id in token_ids):
-        raise UnsupportedValue(
-            f"Token ids must be between 0 and {facts.vocab_size - 1}.", param=param
-        )
+def _in_vocabulary(token_ids: Sequence[int], facts: ModelFacts) -> bool:
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < facts.vocab_size)
+
+
+def _vocabulary_text(facts: ModelFacts) -> str:
+    return f"Token ids must be between 0 and {facts.vocab_size - 1}."
+
+
+def _check_options(options: EngineOptions, access: EngineAccess) -> None:
+    closed = {
+        "custom_logit_processor": options.logit_processor is not None
+        and not access.logit_processors,
+        "return_hidden_states": options.hidden_states is not None
+        and options.hidden_states not in access.hidden_states,
+        "return_routed_experts": options.routed_experts and not access.routed_experts,
+        "lora_path": options.adapter is not None and options.adapter not in access.adapters,
+    }
+    for param, refused in closed.items():
+        if refused:
+            raise UnsupportedParameter(f"This model does not offer `{param}`.", param=param)
