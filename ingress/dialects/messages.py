@@ -20,8 +20,9 @@ from ingress.dialects.messages_encoder import MessagesEncoder
 from ingress.dialects.messages_request import CountRequest, MessagesRequest, PromptRequest
 from ingress.dialects.messages_tools import offer
 from ingress.dialects.output_limit import output_limit
+from ingress.dialects.sampling_fields import top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
-from ingress.dialects.tools import answer_constraint
+from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.dialects.validation import validate
 from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Job, Reasoning
@@ -35,9 +36,6 @@ _EFFORTS: Final[dict[Any, Wish]] = {
     "xhigh": "xhigh",
     "max": "max",
 }
-
-_NO_TOP_K_LIMIT: Final = 2**30
-"""Above any vocabulary, and within the 32-bit integers engines use."""
 
 
 class Messages:
@@ -57,6 +55,8 @@ class Messages:
         self, request: MessagesRequest | CountRequest, card: ModelCard, context: JobContext
     ) -> Normalised:
         tools, choice = offer(request.tools or (), request.tool_choice, context.profile)
+        if tools:
+            check_supported(card, "tools")
         spoken = conversation(request.messages, request.system, vision=card.capabilities.vision)
         answer_begun = spoken.continue_last
         forced = choice.mode in ("required", "named")
@@ -134,13 +134,7 @@ def _sampling(
         limit=output_limit(request.max_tokens, card, reasoning, retry_without=False),
         temperature=request.temperature if card.honors_sampling else None,
         top_p=request.top_p if card.honors_sampling else None,
-        top_k=_top_k(request.top_k, card),
+        top_k=top_k_within(request.top_k, card) if (request.top_k or 0) > 0 else None,
         stop=StopConditions(strings=tuple(request.stop_sequences or ())),
         constraint=constraint,
     )
-
-
-def _top_k(top_k: int | None, card: ModelCard) -> int | None:
-    if top_k is None or top_k < 1:
-        return None
-    return min(top_k, card.vocab_size or _NO_TOP_K_LIMIT)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from ingress.dialects.sampling_fields import MAX_STOP_STRINGS, PositiveInteger, StopString, TopP
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
     Flag,
@@ -23,8 +24,6 @@ from ingress.dialects.validation import (
     by_field,
     check_depth,
 )
-
-MAX_STOP_SEQUENCES = 64
 
 _BLOCK_NAME = re.compile(r"[a-z0-9_]{1,64}")
 _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")
@@ -361,9 +360,6 @@ def _top_k(value: int) -> int:
     return value
 
 
-StopSequence: TypeAlias = Annotated[str, Field(min_length=1)]
-
-
 class PromptRequest(WireModel):
     """What counting and generating have in common: all that a prompt depends on.
 
@@ -392,12 +388,10 @@ class CountRequest(PromptRequest):
 class MessagesRequest(PromptRequest):
     """A request for a message."""
 
-    max_tokens: Annotated[Integer, Field(ge=1)]
+    max_tokens: PositiveInteger
 
-    stop_sequences: Annotated[list[StopSequence], Field(max_length=MAX_STOP_SEQUENCES)] | None = (
-        None
-    )
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[Integer, AfterValidator(_top_k)] | None = None
     stream: Flag = False

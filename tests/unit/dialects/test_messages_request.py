@@ -331,6 +331,13 @@ def test_a_model_that_cannot_stop_thinks_as_little_as_it_can_and_unseen() -> Non
     assert reasoning(always, thinking={"type": "enabled"}) == Reasoning(effort="high")
 
 
+def test_tools_need_a_model_that_calls_them() -> None:
+    mute = card(capabilities=Capabilities())
+    error = refused(mute, tools=[TOOL])
+    assert (error.info().code, error.param) == ("unsupported_parameter", "tools")
+    assert prompt(mute, tools=[]).tools == ()
+
+
 def test_thinking_on_a_model_that_does_not_reason_has_no_effect() -> None:
     assert reasoning(card(capabilities=Capabilities()), thinking={"type": "enabled"}) == Reasoning()
 
