@@ -302,7 +302,7 @@ def without_image(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": message["content"][:-1]}
 
 
-@pytest.mark.rule("chat.images", "chat.image-tokens", "chat.images-refused")
+@pytest.mark.rule("chat.images", "vision.tokens-count", "vision.private-urls")
 async def test_a_model_with_vision_sees_the_image() -> None:
     seeing = msgspec.structs.replace(CAPABILITIES, vision=True)
     engine = ScriptedEngine(served_id=MODEL, capabilities=seeing)
