@@ -107,6 +107,9 @@ async def _on_serving_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if request.headers.get("upgrade", "").lower() == "websocket":
+        # Some clients try a WebSocket first, and know by 404 that there is none.
+        return _respond(request, NotFound("There is no WebSocket at this path."))
     if error.status_code == 405:
         headers = tuple((error.headers or {}).items())
         return _respond(request, MethodNotAllowed("This path has another method.", headers=headers))
