@@ -12,7 +12,8 @@ import pytest
 from anthropic import transform_schema
 from pydantic import BaseModel
 
-from tests.fixtures.stack import MODEL, Stack, memory_stack
+from schemas.transport.memory import MemoryTransport
+from tests.fixtures.stack import MODEL, Stack, memory_stack, ready, run_worker, serve_pod
 from workers.engines.scripted import ScriptedEngine
 
 WEATHER: Any = {
@@ -239,6 +240,27 @@ async def test_a_begun_answer_is_continued(client: anthropic.AsyncAnthropic) -> 
         thinking={"type": "enabled", "budget_tokens": 1024},
         messages=[*say("four."), {"role": "assistant", "content": "Two and two is"}],
     )
+    assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "four."}]
+
+
+@pytest.mark.rule("messages.prefill")
+async def test_a_begun_answer_is_continued_by_a_model_that_always_thinks_first() -> None:
+    engine, memory = ScriptedEngine(served_id=MODEL), MemoryTransport()
+    dispatcher = memory.dispatcher()
+    source = memory.job_source(model=MODEL, slots=4)
+    async with (
+        run_worker(engine, source, reasoning_format="deepseek-r1"),
+        serve_pod(dispatcher, model=MODEL) as pod,
+        anthropic.AsyncAnthropic(base_url=pod.url, api_key="any", max_retries=0) as client,
+    ):
+        await ready(pod.services)
+        answer = await client.messages.create(
+            model=MODEL,
+            max_tokens=20,
+            messages=[*say("four."), {"role": "assistant", "content": "Two and two is"}],
+        )
+    await source.close()
+    await dispatcher.close()
     assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "four."}]
 
 
