@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from ingress.dialects.base import Dialect
 from ingress.dialects.chat import Chat
+from ingress.dialects.completions import Completions
 from ingress.dialects.messages import Messages
 from ingress.dialects.responses import Responses
 
 _ALL: tuple[Dialect, ...] = (
     Chat(),
+    Completions(),
     Messages(),
     Responses(),
 )

@@ -22,7 +22,7 @@ from schemas.errors import GenerationFailed, UnsupportedValue
 from schemas.job import ChatPrompt, Job
 from schemas.message import TextPart
 from schemas.model_card import Capabilities, ModelCard, ReasoningSupport
-from workers.engines import scripted_markers
+from workers.engines import scripted_logprobs, scripted_markers
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 
 CAPABILITIES: Final = Capabilities(
@@ -210,6 +210,7 @@ class _Budget:
     def __init__(self, request: EngineRequest) -> None:
         self._request = request
         self._produced = 0
+        self._begun = False
         self._tail = ""
         self._keep = max((len(stop) for stop in request.stop_strings), default=1) - 1
 
@@ -229,9 +230,12 @@ class _Budget:
             self._tail = self._tail[len(self._tail) - self._keep :] if self._keep else ""
         if finish is None and self._produced >= request.max_tokens:
             finish = EngineFinish(reason="length")
+        begun, self._begun = self._begun, True
         return EngineChunk(
             text=step.text,
             token_ids=ids,
+            logprobs=scripted_logprobs.of_output(step.text, ids, request.job.sampling),
+            prompt_logprobs=() if begun else scripted_logprobs.of_prompt(request),
             output_tokens=len(ids),
             input_tokens=len(request.prompt_ids),
             cached_tokens=0,
