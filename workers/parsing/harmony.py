@@ -25,6 +25,7 @@ from workers.parsing.tools_constraint import Calls, forced_tags
 
 _HEAD_LIMIT: Final = 512
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_BEGINNINGS: Final = ("<|start|>", "<|channel|>", "<|message|>")
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 
 
@@ -42,36 +43,40 @@ class HarmonyReader(TextReader):
         self._last: type | None = None  # kind of the last message, to set the next one apart
 
     def grammar(self) -> Step[None]:
-        marker = yield from self.plain("<|start|>", "<|channel|>", "<|message|>")
+        # The prompt ends in a head that is still open.
+        head = yield from self.expect(" to=")
+        marker = "<|start|>" if head else (yield from self.plain(*_BEGINNINGS))
         while marker:
-            head = ""
             while marker in ("<|start|>", "<|channel|>"):
                 self.in_call = True
                 piece, marker = yield from self.until(
                     "<|channel|>", "<|message|>", limit=_HEAD_LIMIT
                 )
-                head += f" {piece}"
+                head += f"{piece} "
             if marker != "<|message|>":
+                head = ""
                 self.broken()
-                marker = yield from self.plain("<|start|>", "<|channel|>", "<|message|>")
+                marker = yield from self.plain(*_BEGINNINGS)
                 continue
             marker = yield from self.streamed(self._body(head), *_ENDS, keep=not self.in_call)
             self.in_reasoning = self.in_call = False
-            if marker in ("<|end|>", "<|call|>", "<|return|>"):
+            head = ""
+            if marker not in _BEGINNINGS:
                 self.accept()
-                marker = yield from self.plain("<|start|>", "<|channel|>", "<|message|>")
+                marker = yield from self.plain(*_BEGINNINGS)
 
     def _body(self, head: str) -> Callable[[str], None]:
         """Begins a message; returns what takes its text."""
         recipient = _RECIPIENT.search(head)
         name = recipient.group(1).removeprefix("functions.") if recipient else ""
-        if name and self._may_call and "analysis" not in head:
+        thinks = "analysis" in _RECIPIENT.sub("", head)
+        if name and self._may_call and not thinks:
             self._last = None
             self.in_call = True
             self.call(name)
             return self.arguments
         self.in_call = False
-        if "analysis" in head:
+        if thinks:
             self.in_reasoning = True
             return self._apart(ReasoningDelta, self.reasoning)
         return self._apart(TextDelta, self.text)

@@ -1,0 +1,127 @@
+"""What forces a call lets through only what the same format's parser reads as such a call."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import xgrammar
+
+from schemas.message import ToolChoice, ToolSpec
+from schemas.sampling import Constraint, JsonSchema, StructuralTag
+from tests.unit.parsing.reading import calls, read, tool_parser
+from workers.parsing.tools import TOOL_FORMATS
+
+WEATHER = ToolSpec(
+    name="get_weather",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+)
+CLOCK = ToolSpec(name="get_clock")
+TOOLS = (WEATHER, CLOCK)
+FORMATS = sorted({format: name for name, format in TOOL_FORMATS.items()}.values())
+END = 256
+_BYTES = xgrammar.TokenizerInfo(
+    [bytes([value]) for value in range(256)] + [b"<end>"], stop_token_ids=[END]
+)
+_COMPILER = xgrammar.GrammarCompiler(_BYTES)
+_VALUE = "Bern"
+_DSML = ("</｜DSML｜parameter>", "</｜DSML｜ parameter>")  # noqa: RUF001 - the model's own spelling
+_CLOSINGS = ('"', "<|end|>", "</parameter>", "</arg_value>", *_DSML)
+
+
+def matcher(constraint: Constraint | None) -> xgrammar.GrammarMatcher:
+    match constraint:
+        case StructuralTag(spec=spec):
+            grammar = _COMPILER.compile_structural_tag(msgspec.json.encode(spec).decode())
+        case JsonSchema(schema=schema):
+            grammar = _COMPILER.compile_json_schema(schema, any_whitespace=False)
+        case _:
+            raise AssertionError(constraint)
+    return xgrammar.GrammarMatcher(grammar)
+
+
+def allowed(walk: xgrammar.GrammarMatcher) -> set[int]:
+    """The bytes that may come next, and perhaps the end."""
+    mask = xgrammar.allocate_token_bitmask(1, END + 1)
+    walk.fill_next_token_bitmask(mask)
+    words = mask[0].tolist()
+    return {token for token in range(END + 1) if words[token // 32] >> (token % 32) & 1}
+
+
+def generated(constraint: Constraint | None, *, most: int = 600) -> str:
+    """A text that a constraint lets through, made byte by byte like a model would."""
+    walk = matcher(constraint)
+    text = b""
+    while len(text) < most:
+        following = allowed(walk)
+        if END in following:
+            return text.decode()
+        piece = _next(walk, text, following)
+        assert walk.accept_string(piece)
+        text += piece
+    raise AssertionError(f"no end: {text!r}")
+
+
+def _next(walk: xgrammar.GrammarMatcher, text: bytes, following: set[int]) -> bytes:
+    if len(following) > 100:  # anything goes: a value, and then what closes it
+        if not text.endswith(_VALUE.encode()):
+            return _VALUE.encode()
+        for closing in _CLOSINGS:
+            attempt = walk.fork()
+            if attempt.accept_string(closing) and len(allowed(attempt)) < 100:
+                return closing.encode()
+    if ord(" ") in following and (not text or text.endswith(b"assistant")):
+        return b" "
+    first = next((token for token in b'"}<3{gc' if token in following), min(following))
+    return bytes([first])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_named_call_is_made_with_true_arguments(format: str) -> None:
+    named = ToolChoice(mode="named", name="get_weather")
+    text = generated(TOOL_FORMATS[format].constraint(TOOLS, named))
+    ((name, arguments),) = calls(read(tool_parser(format, TOOLS), [text]))
+    assert name == "get_weather"
+    value = msgspec.json.decode(arguments)
+    assert set(value) == {"city", "days"}
+    assert isinstance(value["city"], str)
+    assert isinstance(value["days"], int)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_required_call_is_made(format: str) -> None:
+    required = ToolChoice(mode="required", parallel=False)
+    text = generated(TOOL_FORMATS[format].constraint(TOOLS, required))
+    ((name, arguments),) = calls(read(tool_parser(format, TOOLS), [text]))
+    assert (name, msgspec.json.decode(arguments or "{}")) == ("get_clock", {})
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_text_instead_of_a_required_call_is_refused(format: str) -> None:
+    walk = matcher(TOOL_FORMATS[format].constraint(TOOLS, ToolChoice(mode="required")))
+    assert not walk.accept_string("I would rather not.")
+
+
+@pytest.mark.parametrize("format", sorted({*FORMATS} - {"pythonic"}))
+def test_strict_tools_are_called_truly_or_not_at_all(format: str) -> None:
+    auto = TOOL_FORMATS[format].constraint(TOOLS, ToolChoice())
+    spoken = "<|channel|>final<|message|>Hello.<|return|>" if format == "gpt-oss" else "Hello."
+    walk = matcher(auto)
+    assert walk.accept_string(spoken)
+    assert not walk.is_terminated()
+    named = ToolChoice(mode="named", name="get_weather")
+    call = generated(TOOL_FORMATS[format].constraint(TOOLS, named))
+    assert matcher(auto).accept_string(call)
+    assert not matcher(auto).accept_string(call.replace("get_weather", "get_whether"))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_is_enforced_where_nothing_was_asked(format: str) -> None:
+    loose = (CLOCK,)
+    assert TOOL_FORMATS[format].constraint(loose, ToolChoice()) is None
+    assert TOOL_FORMATS[format].constraint(TOOLS, ToolChoice(mode="none")) is None
