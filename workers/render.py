@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 import secrets
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import msgspec
@@ -63,7 +63,7 @@ class ChatRenderer:
         """
         assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
         prompt = job.prompt
-        messages = self._split.mark([_as_mapping(message) for message in prompt.messages])
+        messages = self._split.mark([*map(_as_mapping, _results_in_order(prompt.messages))])
         if prompt.continue_last:
             messages[-1]["content"] += self._cut
         # With `none` the model must not call, and what it does not see it does not call.
@@ -259,6 +259,21 @@ def _reasoning_variables(reasoning: Reasoning) -> dict[str, Any]:
     if reasoning.enabled:
         variables["reasoning_effort"] = reasoning.effort
     return variables
+
+
+def _results_in_order(messages: Sequence[Message]) -> list[Message]:
+    """The results of a turn's calls in the order of the calls.
+
+    Many templates print no ids: the place of a result is then all that links it to its call.
+    """
+    ordered: list[Message] = []
+    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
+        run = [*group]
+        if is_result and ordered:
+            rank = {call.id: place for place, call in enumerate(ordered[-1].tool_calls)}
+            run.sort(key=lambda result: rank.get(result.tool_call_id or "", len(rank)))
+        ordered += run
+    return ordered
 
 
 def _as_mapping(message: Message) -> dict[str, Any]:

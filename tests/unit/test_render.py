@@ -103,6 +103,24 @@ def test_no_content_renders_as_nothing(
     assert "null" not in text
 
 
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    renderer = with_template("{% for m in messages %}{{ m.content }} {% endfor %}")
+    first, second = (ToolCall(id=call_id, name="probe", arguments="{}") for call_id in "ab")
+    ids, _ = renderer.render_chat(
+        job(
+            said("tool", "trimmed", tool_call_id="z"),
+            said("user", "check"),
+            said("assistant", "both", tool_calls=(first, second)),
+            said("tool", "orphan", tool_call_id="x"),
+            said("tool", "2", tool_call_id="b"),
+            said("tool", "1", tool_call_id="a"),
+            said("assistant", "again", tool_calls=(second,)),
+            said("tool", "3", tool_call_id="b"),
+        )
+    )
+    assert renderer.decode(ids).strip() == "trimmed check both 1 2 orphan again 3"
+
+
 @pytest.mark.parametrize("marker", [*tiny_model.SPECIAL_TOKENS, *tiny_model.MARKERS])
 @pytest.mark.parametrize("template", ["{}", "Copy: alpha {} beta", "{0}{0}", "<{}>"])
 def test_marker_text_of_the_caller_is_plain_text(
