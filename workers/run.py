@@ -35,18 +35,21 @@ from schemas.delta import (
 from schemas.errors import (
     ContextLengthExceeded,
     ContextOverflow,
+    EndpointNotSupported,
     GenerationFailed,
     ModelOverloaded,
     ServingError,
-    UnsupportedParameter,
 )
 from schemas.job import ChatPrompt, TokenPrompt
-from schemas.sampling import OutputLimit
+from schemas.sampling import Constraint, OutputLimit
 from schemas.transport.base import Delivery
+from workers.constraint import calls_allowed, effective_constraint
 from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineRequest
 from workers.metrics import WorkerMetrics
 from workers.parsing.base import PartDelta
 from workers.parsing.pipeline import ChoiceParser, build_parser
+from workers.parsing.reasoning import REASONING_FORMATS
+from workers.parsing.tools import ToolFormat
 from workers.prompt import render
 from workers.token_report import TokenReport
 
@@ -107,7 +110,7 @@ class Runner:
         metrics: WorkerMetrics,
         reasoning_format: str | None = None,
         hidden_reasoning: bool = False,
-        tool_format: str | None = None,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         self.engine = engine
         self.worker_id = worker_id
@@ -246,6 +249,7 @@ class _Run:
         job, n = self._job, self._job.sampling.n
         limit, label = job.sampling.limit, job.sampling.engine.label
         name = f"{job.job_id}.{job.attempt}"
+        constraint = self._constraint(reasoning_open)
         requests = []
         for number, prompt_ids in enumerate(prompts):
             max_tokens = limit.max_tokens
@@ -261,6 +265,7 @@ class _Run:
                     max_tokens=max_tokens,
                     stop_strings=self._engine_stops(),
                     reasoning_open=reasoning_open,
+                    constraint=constraint,
                 )
                 for choice in range(number * n, (number + 1) * n)
             ]
@@ -270,7 +275,7 @@ class _Run:
         """The prompts as token ids, and whether they end inside an open reasoning part."""
         if not self._engine.takes_token_ids:
             if isinstance(self._job.prompt, TokenPrompt):
-                raise UnsupportedParameter("This model does not take token ids.", param="prompt")
+                raise EndpointNotSupported("This model has no text completions.", param="model")
             return ((),), False
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "an engine that takes token ids has a tokenizer"
@@ -309,19 +314,21 @@ class _Run:
             hidden_when_off=self._runner.hidden_reasoning
             and chat is not None
             and not chat.reasoning.enabled,
-            tool_format=self._runner.tool_format if chat and self._may_call(chat) else None,
+            tool_format=self._runner.tool_format if calls_allowed(job) else None,
             tools=chat.tools if chat else (),
         )
 
-    def _may_call(self, chat: ChatPrompt) -> bool:
-        """Whether the model may call tools.
-
-        An answer in a format of its own has no room for calls unless one is forced.
-        Source: Chat Completions, "Structured outputs".
-        """
-        choice = chat.tool_choice.mode
-        constrained = self._job.sampling.constraint is not None
-        return bool(chat.tools) and choice != "none" and not (constrained and choice == "auto")
+    def _constraint(self, reasoning_open: bool) -> Constraint | None:
+        """What restricts the output of an engine that writes raw text."""
+        if not self._engine.takes_token_ids:
+            return None
+        reasoning = self._runner.reasoning_format
+        return effective_constraint(
+            self._job,
+            tool_format=self._runner.tool_format,
+            reasoning_format=REASONING_FORMATS.get(reasoning or ""),
+            reasoning_open=reasoning_open,
+        )
 
     def _engine_stops(self) -> tuple[str, ...]:
         """Stop strings for the engine to end at.

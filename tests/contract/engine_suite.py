@@ -50,6 +50,7 @@ def request(
         max_tokens=max_tokens,
         stop_strings=stop_strings,
         reasoning_open=reasoning_open,
+        constraint=sampling.get("constraint"),
     )
 
 

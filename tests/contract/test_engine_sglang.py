@@ -45,8 +45,10 @@ from tests.contract.engine_suite import (
     until_running,
 )
 from tests.fixtures.engine import SESSION_LOOP
+from workers.constraint import effective_constraint
 from workers.engines.base import EngineRequest
 from workers.engines.sglang import SglangEngine
+from workers.parsing.reasoning import REASONING_FORMATS
 
 pytestmark = [pytest.mark.sglang, SESSION_LOOP, pytest.mark.timeout(300)]
 
@@ -433,8 +435,8 @@ async def test_a_bad_grammar_fails_alone(
     await until_running(engine, 0)
 
 
-def thinking(text: str, **reasoning: Any) -> EngineRequest:
-    """A conversation with a constraint on its answer."""
+def thinking(text: str, *, reasoning_open: bool, **reasoning: Any) -> EngineRequest:
+    """A conversation with a constraint on its answer, of a model that thinks like Qwen3."""
     prompt = ChatPrompt(
         messages=(Message(role="user", parts=(TextPart(text="x"),)),),
         reasoning=Reasoning(**reasoning),
@@ -453,15 +455,32 @@ def thinking(text: str, **reasoning: Any) -> EngineRequest:
         deadline=0,
         queue_deadline=0,
     )
-    return EngineRequest(engine_request_id="t", job=job, prompt_ids=PROMPT, max_tokens=100)
+    constraint = effective_constraint(
+        job,
+        tool_format=None,
+        reasoning_format=REASONING_FORMATS["qwen3"],
+        reasoning_open=reasoning_open,
+    )
+    return EngineRequest(
+        engine_request_id="t",
+        job=job,
+        prompt_ids=PROMPT,
+        max_tokens=100,
+        constraint=constraint,
+        reasoning_open=reasoning_open,
+    )
 
 
-async def test_a_constraint_waits_for_the_end_of_reasoning(engine: SglangEngine) -> None:
-    text = text_of(await run(engine, thinking("fine", effort="high")))
-    thought, _, answer = text.partition("</think>")
-    assert answer == "fine"
-    assert thought
-    assert text_of(await run(engine, thinking("fine", effort="none"))) == "fine"
+@pytest.mark.parametrize("reasoning_open", [False, True])
+async def test_a_constraint_waits_for_the_end_of_reasoning(
+    engine: SglangEngine, reasoning_open: bool
+) -> None:
+    think = thinking("[f]ine", reasoning_open=reasoning_open, effort="high")
+    thought, _, answer = text_of(await run(engine, think)).rpartition("</think>")
+    assert answer.lstrip("\r\n") == "fine"
+    assert bool(thought) or not reasoning_open
+    off = thinking("fine", reasoning_open=False, effort="none")
+    assert text_of(await run(engine, off)) == "fine"
 
 
 # --- Refusals ------------------------------------------------------------------------------------

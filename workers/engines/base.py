@@ -25,6 +25,7 @@ from schemas.delta import (
 )
 from schemas.job import Job
 from schemas.model_card import ModelCard
+from schemas.sampling import Constraint
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +40,9 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: Tokens to generate at most, already fitted to the window.
         stop_strings: Stop strings the engine itself must honour, keeping them in its text; empty
             when they are looked for after parsing.
-        reasoning_open: The prompt ends inside an open reasoning part (or reasoning is expected),
-            so that a constraint must wait for the end of reasoning.
+        reasoning_open: The prompt ends inside an open reasoning part.
+        constraint: What restricts all of the output, reasoning included; see `workers.constraint`.
+            None for engines that take conversations.
     """
 
     engine_request_id: str
@@ -50,6 +52,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 1
     stop_strings: tuple[str, ...] = ()
     reasoning_open: bool = False
+    constraint: Constraint | None = None
 
 
 class EngineFinish(msgspec.Struct, frozen=True, kw_only=True):

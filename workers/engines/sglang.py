@@ -11,18 +11,21 @@ Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, Final, Literal
 
 from schemas.delta import PromptLogprob, TokenLogprob, TopLogprob
-from schemas.errors import GenerationFailed, InvalidGrammar, InvalidJsonSchema, ServingError
+from schemas.errors import GenerationFailed, ServingError
 from schemas.job import Job, TokenPrompt
 from schemas.model_card import Capabilities, EngineAccess, ModelCard
-from schemas.sampling import JsonObject, JsonSchema, OutputLimit, SamplingParams
+from schemas.sampling import OutputLimit, SamplingParams
+from workers.constraint import refused_constraint
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
+from workers.engines.sglang_grammar import GrammarTrial
 from workers.engines.sglang_launch import Launched, launch, shut_down
-from workers.engines.sglang_request import ModelFacts, arguments, check, shows_special
+from workers.engines.sglang_request import ModelFacts, arguments, check, grammar, shows_special
 from workers.render import ChatRenderer, has_output_marker, knows_tools, reasoning_support
 from workers.token_bytes import TokenBytes
 
@@ -74,6 +77,7 @@ class SglangEngine:
         self._slots: int = self._server_args.get("max_running_requests", slots)
         self._running: dict[str, _Running] = {}
         self._launched: Launched | None = None
+        self._grammars: GrammarTrial | None = None
         self._card: ModelCard | None = None
         self.template_stop_strings: tuple[str, ...] = ()
 
@@ -110,9 +114,25 @@ class SglangEngine:
             ),
         )
         self.template_stop_strings = _stop_strings(config.hf_generation_config)
+        await self._start_grammars(config)
         await self._warm_up()
 
+    async def _start_grammars(self, config: Any) -> None:
+        arguments = self._manager.server_args
+        if arguments.grammar_backend != "xgrammar":
+            return  # another compiler may like other grammars
+        info = partial(
+            _tokenizer_info, self._tokenizer, config.vocab_size, config.hf_eos_token_id or ()
+        )
+        grammars = GrammarTrial()
+        await grammars.start(
+            info, any_whitespace=not arguments.constrained_json_disable_any_whitespace
+        )
+        self._grammars = grammars
+
     async def stop(self) -> None:
+        if self._grammars is not None:
+            await self._grammars.stop()
         if self._launched is not None:
             launched, self._launched = self._launched, None
             await shut_down(launched)
@@ -162,6 +182,11 @@ class SglangEngine:
         choice = _Choice(request, self._facts, self._tokenizer, self._bytes)
         outputs = None
         try:
+            if request.constraint is not None:
+                await self._try_out(request)
+            if running.aborted:
+                yield EngineChunk(finish=EngineFinish(reason="abort"))
+                return
             outputs = await self._sglang.async_generate(
                 **arguments(request, self._facts), rid=running.rid, stream=True
             )
@@ -169,7 +194,7 @@ class SglangEngine:
                 reason = output["meta_info"]["finish_reason"]
                 aborted = reason is not None and reason["type"] == "abort"
                 if aborted and not running.aborted and reason.get("status_code"):
-                    raise _refusal(request.job, reason["status_code"])
+                    raise _refusal(request, reason["status_code"])
                 if aborted or running.aborted:
                     # What comes with it may repeat earlier output, so none of it is passed on.
                     yield EngineChunk(finish=EngineFinish(reason="abort"))
@@ -187,6 +212,12 @@ class SglangEngine:
             if outputs is not None:
                 await outputs.aclose()
             del self._running[request.engine_request_id]
+
+    async def _try_out(self, request: EngineRequest) -> None:
+        """Refuse a constraint that SGLang's scheduler could not bear."""
+        assert request.constraint is not None
+        if self._grammars and not await self._grammars.passes(*grammar(request.constraint)):
+            raise refused_constraint(request.job)
 
     async def _warm_up(self) -> None:
         job = Job(
@@ -375,17 +406,25 @@ def _adapter_name(adapter: str | Mapping[str, str]) -> str:
     return adapter["lora_name"]
 
 
-def _refusal(job: Job, status: int) -> ServingError:
+def _refusal(request: EngineRequest, status: int) -> ServingError:
     """The error for a request that SGLang ended with a status.
 
     Everything else it answers 400 to was checked before, so with a constraint it is the constraint.
     """
-    constraint = job.sampling.constraint
-    if status != 400 or constraint is None:
-        return GenerationFailed("The model failed to answer.", diagnostic=f"sglang status {status}")
-    if isinstance(constraint, JsonSchema | JsonObject):
-        return InvalidJsonSchema("The JSON schema cannot be enforced.", param="json_schema")
-    return InvalidGrammar("The grammar could not be compiled.")
+    if status == 400 and request.constraint is not None:
+        return refused_constraint(request.job)
+    return GenerationFailed("The model failed to answer.", diagnostic=f"sglang status {status}")
+
+
+def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: Collection[int]) -> str:
+    """What XGrammar knows of a tokenizer, as SGLang tells it."""
+    from xgrammar import TokenizerInfo
+
+    info = TokenizerInfo.from_huggingface(
+        tokenizer, vocab_size=vocab_size, stop_token_ids=list(end_ids) or None
+    )
+    text: str = info.serialize_json()
+    return text
 
 
 def _stop_strings(generation_config: Any) -> tuple[str, ...]:

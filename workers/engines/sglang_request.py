@@ -108,7 +108,6 @@ def arguments(request: EngineRequest, facts: ModelFacts) -> dict[str, Any]:
     given: dict[str, Any] = {
         "input_ids": list(request.prompt_ids),
         "sampling_params": _sampling_params(request, facts),
-        "require_reasoning": sampling.constraint is not None and _may_reason(request),
     }
     if sampling.logprobs:
         start = sampling.prompt_logprobs_from
@@ -165,8 +164,8 @@ def _sampling_params(request: EngineRequest, facts: ModelFacts) -> dict[str, Any
         params["sampling_seed"] = secrets.randbits(63)
     if sampling.engine.custom_params:
         params["custom_params"] = sampling.engine.custom_params
-    if sampling.constraint is not None:
-        name, value = _constraint(sampling.constraint)
+    if request.constraint is not None:
+        name, value = grammar(request.constraint)
         params[name] = value
     return params
 
@@ -185,7 +184,8 @@ def _given(sampling: SamplingParams) -> dict[str, float | int]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _constraint(constraint: Constraint) -> tuple[str, str]:
+def grammar(constraint: Constraint) -> tuple[str, str]:
+    """The name of SGLang's parameter for a constraint, and its value."""
     match constraint:
         case JsonSchema(schema=schema):
             return "json_schema", msgspec.json.encode(schema).decode()
@@ -199,15 +199,6 @@ def _constraint(constraint: Constraint) -> tuple[str, str]:
             return "structural_tag", msgspec.json.encode(spec).decode()
         case _:
             assert_never(constraint)
-
-
-def _may_reason(request: EngineRequest) -> bool:
-    """Whether reasoning comes before the answer, so that a constraint has to wait for its end.
-
-    Models that open their reasoning themselves do so after a prompt that has not.
-    """
-    prompt = request.job.prompt
-    return request.reasoning_open or (isinstance(prompt, ChatPrompt) and prompt.reasoning.enabled)
 
 
 def _in_vocabulary(token_ids: Sequence[int], facts: ModelFacts) -> bool:
