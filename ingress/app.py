@@ -42,16 +42,12 @@ def build_services(
 
 def build_app(services: Services) -> ASGIApp:
     """The ASGI app over these services."""
-    app = FastAPI(
-        title="Headrace",
-        version=version("headrace"),
-        openapi_url="/openapi.json",
-        redirect_slashes=False,
-    )
+    # The framework's own description is left out: it cannot know what the dialects take.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     install_error_handlers(app)
     app.include_router(inference_routes(services))
     app.include_router(model_routes(services))
     app.include_router(health_routes(services))
-    app.include_router(documentation_routes())
+    app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.
     return RequestIdMiddleware(app)

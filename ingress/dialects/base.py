@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from ingress.dialects.api import ApiDescription
 from ingress.dialects.profile import WAFER, Profile
 from schemas.delta import Delta
 from schemas.errors import ErrorInfo
@@ -111,10 +112,12 @@ class Dialect(Protocol):
     Attributes:
         name: `chat`, `responses`, `messages`, `completions`.
         path: Its route. Errors on it, and on everything below it, have this dialect's shape.
+        api: How it describes itself.
     """
 
     name: ClassVar[str]
     path: ClassVar[str]
+    api: ClassVar[ApiDescription]
 
     def parse(self, body: Any) -> DialectRequest:
         """Typed request from decoded JSON.
@@ -145,9 +148,11 @@ class CountingDialect(Dialect, Protocol):
 
     Attributes:
         count_path: The route of counting.
+        count_api: How counting describes itself.
     """
 
     count_path: ClassVar[str]
+    count_api: ClassVar[ApiDescription]
 
     def parse_count(self, body: Any) -> DialectRequest:
         """Typed request from decoded JSON; as `parse`, but without what only generating needs.

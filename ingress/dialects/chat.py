@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ingress.dialects import envelope
+from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
+from ingress.dialects.chat_api import API
 from ingress.dialects.chat_encoder import ChatEncoder
 from ingress.dialects.chat_messages import neutral_messages
 from ingress.dialects.chat_request import ChatRequest
@@ -59,6 +61,7 @@ class Chat:
 
     name: ClassVar[str] = "chat"
     path: ClassVar[str] = "/v1/chat/completions"
+    api: ClassVar[ApiDescription] = API
 
     def parse(self, body: Any) -> ChatRequest:
         return validate(ChatRequest, body)

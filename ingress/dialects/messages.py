@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Final
 
 from ingress import json_schema
 from ingress.dialects import messages_errors, wire_json
+from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.effort import Wish, resolve
+from ingress.dialects.messages_api import API, COUNT_API
 from ingress.dialects.messages_blocks import conversation
 from ingress.dialects.messages_encoder import MessagesEncoder
 from ingress.dialects.messages_request import CountRequest, MessagesRequest, PromptRequest
@@ -43,7 +45,9 @@ class Messages:
 
     name: ClassVar[str] = "messages"
     path: ClassVar[str] = "/v1/messages"
+    api: ClassVar[ApiDescription] = API
     count_path: ClassVar[str] = "/v1/messages/count_tokens"
+    count_api: ClassVar[ApiDescription] = COUNT_API
 
     def parse(self, body: Any) -> MessagesRequest:
         return validate(MessagesRequest, body)

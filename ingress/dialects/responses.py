@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from ingress.dialects import envelope, wire_json
+from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.effort import RANK, Wish, resolve
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.profile import Profile
+from ingress.dialects.responses_api import API, COUNT_API
 from ingress.dialects.responses_encoder import ResponsesEncoder
 from ingress.dialects.responses_items import conversation
 from ingress.dialects.responses_request import (
@@ -24,7 +26,7 @@ from ingress.dialects.responses_request import (
     ResponsesRequest,
     read_request,
 )
-from ingress.dialects.responses_tools import Offer, Tool, offer
+from ingress.dialects.responses_tools import Offer, Tool, offer, searches
 from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
@@ -48,7 +50,9 @@ class Responses:
 
     name: ClassVar[str] = "responses"
     path: ClassVar[str] = "/v1/responses"
+    api: ClassVar[ApiDescription] = API
     count_path: ClassVar[str] = "/v1/responses/input_tokens"
+    count_api: ClassVar[ApiDescription] = COUNT_API
 
     def parse(self, body: Any) -> ResponsesRequest:
         request = read_request(body)
@@ -78,7 +82,7 @@ class Responses:
                     request.turns,
                     profile=profile,
                     vision=card.capabilities.vision,
-                    searches=any(tool.kind == "tool_search" for tool in offered.tools),
+                    searches=searches(request.tools),
                 ),
                 tools=offered.specs,
                 tool_choice=offered.choice,

@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from schemas.errors import (
@@ -47,7 +54,8 @@ _FINDINGS: Mapping[str, type[RequestError]] = {
     error.code: error
     for error in (UnsupportedValue, SchemaValidationFailed, UnsupportedParameter, InvalidPrompt)
 }
-_TAG = "unknown_tag:"  # followed by the name of the field that holds the tag
+TAG_PREFIX = "unknown_tag:"
+"""Begins the kind of a finding about a tag; the name of the field that holds it follows."""
 
 
 def bad_value(message: str, *, field: str | None = None) -> PydanticCustomError:
@@ -93,7 +101,11 @@ def _false_if_null(value: Any) -> Any:
 Integer = Annotated[int, BeforeValidator(_integer)]
 """A JSON integer of any size."""
 
-Flag = Annotated[bool, BeforeValidator(_false_if_null)]
+Flag = Annotated[
+    bool,
+    BeforeValidator(_false_if_null),
+    WithJsonSchema({"type": ["boolean", "null"]}),
+]
 """A boolean that is false when absent or null: `field: Flag = False`."""
 
 
@@ -128,7 +140,7 @@ def by_field(field: str, *allowed: str) -> Discriminator:
 
     return Discriminator(
         tag,
-        custom_error_type=_TAG + field,
+        custom_error_type=TAG_PREFIX + field,
         custom_error_message=f"must be one of {', '.join(allowed)}",
     )
 
@@ -201,8 +213,8 @@ _LIMITS = {
 
 def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
     kind, context, path = found["type"], found.get("ctx", {}), (*at, *found["loc"])
-    if kind.startswith(_TAG):
-        return _translate_tag(found["input"], path, kind.removeprefix(_TAG), found["msg"])
+    if kind.startswith(TAG_PREFIX):
+        return _translate_tag(found["input"], path, kind.removeprefix(TAG_PREFIX), found["msg"])
     if kind in _FINDINGS:
         text = context.get("text", found["msg"])
         field = context.get("field")

@@ -196,7 +196,7 @@ CASES = [
     Case(errors.ModelZdrNotSupported, headers={"Wafer-ZDR": "required"}),
     Case(errors.InvalidJson, content=b'{"model":'),
     Case(errors.SchemaValidationFailed, everywhere(model=5)),
-    Case(errors.UnsupportedValue, everywhere(temperature=9)),
+    Case(errors.UnsupportedValue, everywhere(temperature=-1)),
     Case(
         errors.UnsupportedParameter,
         only(
