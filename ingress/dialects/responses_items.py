@@ -77,18 +77,26 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a call.
-
-    Attributes:
-        search: Of a search for tools.
-    """
+    """The result of a call."""
 
     call_id: str
     content: Content
-    search: bool = False
 
 
-Turn: TypeAlias = Said | Called | Answered
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a search for tools.
+
+    Attributes:
+        tools: Definitions, not looked at yet: they matter only if the client searches.
+        at: Where the request has them.
+    """
+
+    call_id: str
+    tools: list[Any]
+    at: tuple[int | str, ...]
+
+
+Turn: TypeAlias = Said | Called | Answered | Found
 
 # --- Their wire forms ----------------------------------------------------------------------------
 
@@ -204,7 +212,7 @@ def _read(raw: Any, at: Path) -> Iterator[Turn]:
     elif kind in _BUILTIN_CALLS:
         yield from _builtin_call(_BUILTIN_CALLS[kind], raw, at)
     elif kind == "tool_search_output":
-        yield from _search_result(raw)
+        yield from _search_result(raw, at)
     elif kind not in SKIPPED:
         raise _unsupported((*at, "type"), "is no type of input item that is supported here")
 
@@ -271,10 +279,10 @@ def _patch_result(raw: dict[str, Any], at: Path) -> Answered:
     return Answered(call_id=wire.call_id, content=(text,))
 
 
-def _search_result(raw: dict[str, Any]) -> Iterator[Answered]:
-    call_id, found = raw.get("call_id"), raw.get("tools")
-    if isinstance(call_id, str) and isinstance(found, list):
-        yield Answered(call_id=call_id, content=(orjson.dumps(found).decode(),), search=True)
+def _search_result(raw: dict[str, Any], at: Path) -> Iterator[Found]:
+    call_id, tools = raw.get("call_id"), raw.get("tools")
+    if isinstance(call_id, str) and isinstance(tools, list):
+        yield Found(call_id=call_id, tools=tools, at=(*at, "tools"))
 
 
 _READERS: Final[Mapping[str, Callable[[dict[str, Any], Path], Turn]]] = {
@@ -366,7 +374,7 @@ def conversation(
         messages.append(Message(role="system", parts=(TextPart(text=instructions),)))
     assistant: _AssistantTurn | None = None
     for turn in turns:
-        if not isinstance(turn, Said) and turn.search and not searches:
+        if not searches and (isinstance(turn, Found) or (isinstance(turn, Called) and turn.search)):
             continue
         if isinstance(turn, Said) and turn.untyped is not None and not profile.untyped_messages:
             raise _short_form(turn.untyped)
@@ -377,16 +385,24 @@ def conversation(
         if assistant is not None:
             messages.append(assistant.message())
             assistant = None
-        parts = _parts(turn.content, profile, vision)
-        if isinstance(turn, Said):
-            messages.append(Message(role=turn.role, parts=parts))
-        else:
-            messages.append(Message(role="tool", parts=parts, tool_call_id=turn.call_id))
+        messages.append(_message_of(turn, profile, vision))
     if assistant is not None:
         messages.append(assistant.message())
     if not messages:
         raise UnsupportedValue("`input` has nothing for the model to read.", param="input")
     return tuple(messages)
+
+
+def _message_of(turn: Said | Answered | Found, profile: Profile, vision: bool) -> Message:
+    match turn:
+        case Said(role=role, content=content):
+            return Message(role=role, parts=_parts(content, profile, vision))
+        case Answered(call_id=call_id, content=content):
+            parts = _parts(content, profile, vision)
+            return Message(role="tool", parts=parts, tool_call_id=call_id)
+        case Found(call_id=call_id, tools=tools):
+            text = TextPart(text=orjson.dumps(tools).decode())
+            return Message(role="tool", parts=(text,), tool_call_id=call_id)
 
 
 class _AssistantTurn:

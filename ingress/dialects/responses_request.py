@@ -8,13 +8,14 @@ Source: Responses, section 2 (request fields).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from pydantic import AfterValidator, Field, Tag, model_validator
 
-from ingress.dialects.responses_items import Turn, read_input
-from ingress.dialects.responses_tools import Declared, read_tools
+from ingress.dialects.responses_items import Found, Turn, read_input
+from ingress.dialects.responses_tools import Declared, Hosted, Tool, read_tools, searches
 from ingress.dialects.sampling_fields import (
     MinP,
     PositiveInteger,
@@ -117,7 +118,11 @@ class ResponsesBody(WireModel):
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True):
-    """A request for a response: its body, with items and tools read."""
+    """A request for a response: its body, with items and tools read.
+
+    Attributes:
+        tools: Those that the client's own searches have found, too.
+    """
 
     body: ResponsesBody
     turns: tuple[Turn, ...]
@@ -153,4 +158,21 @@ def read_request(body: Any) -> ResponsesRequest:
         RequestError: Wrong shape; `param` names the field.
     """
     wire = validate(ResponsesBody, body)
-    return ResponsesRequest(wire, read_input(wire.input), read_tools(wire.tools or ()))
+    turns, tools = read_input(wire.input), read_tools(wire.tools or ())
+    if searches(tools):
+        tools += _found_tools(turns, tools)
+    return ResponsesRequest(wire, turns, tools)
+
+
+def _found_tools(turns: Sequence[Turn], declared: Sequence[Declared]) -> tuple[Declared, ...]:
+    """Tools that searches have found and that are not declared anyway."""
+    known = {tool.spec.name for tool in declared if isinstance(tool, Tool)}
+    found: list[Declared] = []
+    for turn in turns:
+        if isinstance(turn, Found):
+            for tool in read_tools(turn.tools, turn.at):
+                if isinstance(tool, Hosted) or tool.spec.name not in known:
+                    found.append(tool)
+                if isinstance(tool, Tool):
+                    known.add(tool.spec.name)
+    return tuple(found)

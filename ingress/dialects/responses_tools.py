@@ -99,6 +99,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(tool.spec for tool in self.tools)
 
 
+def searches(tools: Sequence[Declared]) -> bool:
+    """Whether the client runs searches for tools."""
+    return any(isinstance(tool, Tool) and tool.kind == "tool_search" for tool in tools)
+
+
 def flat_name(name: str, namespace: str | None) -> str:
     """The name under which the model knows a tool of a group."""
     return f"{namespace}__{name}" if namespace else name

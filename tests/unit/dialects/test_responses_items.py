@@ -11,6 +11,7 @@ from schemas.message import ImageLink, Message, TextPart, ToolCall
 from tests.unit.dialects.responses_fixtures import SEEING, messages, prompt, said
 
 USER = {"type": "message", "role": "user", "content": "Go."}
+OWN = {"type": "function", "name": "own"}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
 
 
@@ -289,13 +290,23 @@ def test_tool_searches_are_turns_only_if_the_client_runs_them() -> None:
         "execution": "client",
         "arguments": {"query": "mail"},
     }
-    found = {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": []}
+    send = {"type": "function", "name": "send", "description": "Sends mail."}
+    group = {"type": "namespace", "name": "mail", "description": "Mail.", "tools": [send]}
+    found = {"type": "tool_search_output", "call_id": "c", "tools": [group, OWN]}
     assert messages(USER, search, found) == messages(USER)
-    turns = messages(USER, search, found, tools=[{"type": "tool_search", "execution": "client"}])
-    assert turns[1].tool_calls == (
+    assert prompt(input=[USER, search, {**found, "tools": ["odd"]}]).tools == ()
+    tools = [{"type": "tool_search", "execution": "client"}, OWN]
+    asked = prompt(input=[USER, search, found, found], tools=tools)
+    assert asked.messages[1].tool_calls == (
         ToolCall(id="c", name="tool_search", arguments='{"query":"mail"}'),
     )
-    assert (turns[2].tool_call_id, turns[2].text) == ("c", "[]")
+    assert asked.messages[2].tool_call_id == "c"
+    assert orjson.loads(asked.messages[2].text) == [group, OWN]
+    # What was found can be called from then on.
+    assert [tool.name for tool in asked.tools] == ["tool_search", "own", "mail__send"]
+    with pytest.raises(RequestError) as caught:
+        prompt(input=[USER, search, {**found, "tools": ["odd"]}], tools=tools)
+    assert caught.value.param == "input[2].tools[0]"
 
 
 # --- Images --------------------------------------------------------------------------------------
