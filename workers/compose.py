@@ -10,7 +10,9 @@ from workers.consumer import Consumer
 from workers.count import TokenCounter
 from workers.engines.base import Engine
 from workers.metrics import WorkerMetrics
-from workers.parsing.tools import detect_tool_format
+from workers.parsing.harmony import HARMONY_NAME
+from workers.parsing.reasoning import detect_reasoning_format
+from workers.parsing.tools import TOOL_FORMATS, ToolFormat, detect_tool_format
 from workers.run import Runner
 from workers.settings import WorkerSettings
 
@@ -63,15 +65,11 @@ def build_consumer(
     metrics: WorkerMetrics,
 ) -> Consumer:
     """A Consumer for a started engine."""
-    reasoning_format = settings.reasoning_format
-    if reasoning_format is None and engine.card.capabilities.reasoning is not None:
-        # Nearly every open model that can be switched marks its thinking this way.
-        reasoning_format = "qwen3"
     runner = Runner(
         engine,
         worker_id=worker_id,
         metrics=metrics,
-        reasoning_format=reasoning_format if engine.takes_token_ids else None,
+        reasoning_format=_reasoning_format(settings, engine),
         hidden_reasoning=settings.hidden_reasoning,
         tool_format=_tool_format(settings, engine),
     )
@@ -79,10 +77,25 @@ def build_consumer(
     return Consumer(source, runner, counter, announce_interval_s=settings.announce_interval_s)
 
 
-def _tool_format(settings: WorkerSettings, engine: Engine) -> str | None:
+def _tool_format(settings: WorkerSettings, engine: Engine) -> ToolFormat | None:
     """The named format; else the one that the model's own template shows it."""
-    if not engine.takes_token_ids:
+    if not engine.takes_token_ids or engine.tokenizer is None:
         return None
-    if settings.tool_format is not None:
-        return settings.tool_format
-    return detect_tool_format(engine.tokenizer.template) if engine.tokenizer else None
+    name = settings.tool_format or detect_tool_format(engine.tokenizer.template)
+    if name is None or name in TOOL_FORMATS:
+        return TOOL_FORMATS.get(name or "")
+    from workers.engines.sglang_tool_parser import SglangToolFormat
+
+    return SglangToolFormat(name)
+
+
+def _reasoning_format(settings: WorkerSettings, engine: Engine) -> str | None:
+    """The named format; else, for a model that reasons, the one its template shows it."""
+    if not engine.takes_token_ids or engine.tokenizer is None:
+        return None
+    if settings.reasoning_format is not None:
+        return settings.reasoning_format
+    shown = detect_reasoning_format(engine.tokenizer.template)
+    if shown == HARMONY_NAME or engine.card.capabilities.reasoning is not None:
+        return shown
+    return None

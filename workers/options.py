@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 import yaml
 
 from schemas.options import option, stacked
+from workers.engines.sglang_tool_parser import MARKERS
+from workers.parsing.harmony import HARMONY_NAME
+from workers.parsing.reasoning import REASONING_FORMATS
+from workers.parsing.tools import TOOL_FORMATS
 
 
 def parse_engine_args(
@@ -21,6 +26,19 @@ def parse_engine_args(
             raise click.BadParameter(f"{value!r} is not of the form name=value")
         args[name.strip().replace("-", "_")] = yaml.safe_load(text)
     return args
+
+
+def _known_format(
+    *names: str,
+) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """Refuses a format that does not exist, before a model is loaded for minutes."""
+
+    def check(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+        if value is not None and value not in names:
+            raise click.BadParameter(f"{value!r} is not one of {', '.join(sorted(names))}")
+        return value
+
+    return check
 
 
 engine_options = stacked(
@@ -62,12 +80,14 @@ engine_options = stacked(
     option(
         "--reasoning-parser",
         env="REASONING_PARSER",
+        callback=_known_format(*REASONING_FORMATS, HARMONY_NAME),
         help="How the model marks its reasoning, by SGLang's names. Default: by template.",
     ),
     option(
         "--tool-call-parser",
         "tool_format",
         env="TOOL_CALL_PARSER",
+        callback=_known_format(*TOOL_FORMATS, *MARKERS),
         help="How the model writes tool calls, by SGLang's names. Default: by template.",
     ),
 )

@@ -120,7 +120,7 @@ def matching_text(pattern: str) -> str | None:
         return None
 
 
-def _piece(kind: Any, value: Any) -> str:
+def _piece(kind: object, value: Any) -> str:
     match str(kind):
         case "LITERAL":
             return chr(value)
@@ -145,9 +145,10 @@ def _piece(kind: Any, value: Any) -> str:
 def _one_of(members: Any) -> str:
     """A character of a class such as `[^a-z]`."""
     pattern = re.compile(f"[{''.join(_class_member(str(kind), value) for kind, value in members)}]")
-    named = [chr(value) for kind, value in members if str(kind) == "LITERAL"]
+    named: list[str] = [chr(value) for kind, value in members if str(kind) == "LITERAL"]
     named += [chr(value[0]) for kind, value in members if str(kind) == "RANGE"]
-    return next(char for char in [*named, *"a0A _-.,é"] if pattern.match(char))
+    candidates: list[str] = [*named, *"a0A _-.,é"]
+    return next(char for char in candidates if pattern.match(char))
 
 
 def _class_member(kind: str, value: Any) -> str:

@@ -20,7 +20,7 @@ from workers.parsing.harmony import HARMONY, HARMONY_NAME
 from workers.parsing.reasoning import REASONING_FORMATS, ReasoningSplitter
 from workers.parsing.stop import StopScanner
 from workers.parsing.stop_pattern import StopPatternScanner
-from workers.parsing.tools import TOOL_FORMATS
+from workers.parsing.tools import ToolFormat
 
 __all__ = ["ChoiceParser", "StagedParser", "build_parser"]
 
@@ -34,7 +34,7 @@ def build_parser(
     stop: StopConditions,
     template_stops: tuple[str, ...],
     hidden_when_off: bool = False,
-    tool_format: str | None = None,
+    tool_format: ToolFormat | None = None,
     tools: Sequence[ToolSpec] = (),
 ) -> ChoiceParser:
     """The parser for one choice, with no more stages than it needs.
@@ -48,15 +48,15 @@ def build_parser(
         stop: The caller's stop conditions.
         template_stops: Stop strings of the model's chat template.
         hidden_when_off: See `ReasoningSplitter`; for requests with reasoning off only.
-        tool_format: A name of `TOOL_FORMATS`; None where no call may be made.
+        tool_format: How the model writes calls; None where none may be made.
         tools: Those offered.
 
     Raises:
-        KeyError: There is no such format.
+        KeyError: There is no such reasoning format.
     """
     splitter = None
-    calls = None if tool_format is None else TOOL_FORMATS[tool_format].parser(choice, tools)
-    if HARMONY_NAME in (reasoning_format, tool_format):
+    calls = None if tool_format is None else tool_format.parser(choice, tools)
+    if reasoning_format == HARMONY_NAME or tool_format is HARMONY:
         calls = HARMONY.parser(choice, tools if tool_format is not None else ())
     elif reasoning_format is not None:
         splitter = ReasoningSplitter(
@@ -64,7 +64,6 @@ def build_parser(
             starts_inside=starts_inside,
             hidden_when_off=hidden_when_off,
         )
-    calls = None if tool_format is None else TOOL_FORMATS[tool_format].parser(choice, tools)
     scanner: StopScanner | StopPatternScanner | None = None
     if stop.patterns:
         scanner = StopPatternScanner(stop, template_stops)

@@ -48,11 +48,11 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
 _THINK: Final = ReasoningFormat()
 _THINK_ALWAYS: Final = ReasoningFormat(always_open=True)
 
-# Left out, because an opening and a closing string do not describe them: apertus2509, beam,
-# cohere_command4, gpt-oss, inkling, k2_horizon, kimi_k3, muse and response_template (channels or
-# several parts), hunyuan (markers differ by tokenizer), iquest_q1 (depends on template variables),
-# minimax-append-think (does not split).
+# gpt-oss is `workers.parsing.harmony`. Left out, because an opening and a closing string do not
+# describe them: beam, cohere_command4, inkling, kimi_k3, muse and response_template (channels or
+# several parts), iquest_q1 (depends on template variables), minimax-append-think (does not split).
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
+    "apertus2509": ReasoningFormat(opening="<|inner_prefix|>", closing="<|inner_suffix|>"),
     "deepseek-r1": _THINK_ALWAYS,
     "deepseek-v3": _THINK,
     "deepseek-v4": _THINK,
@@ -62,7 +62,9 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "gigachat35": _THINK_ALWAYS,
     "glm45": _THINK,
     "granite_thinking_parser": _THINK,
+    "hunyuan": _THINK,
     "interns1": _THINK,
+    "k2_horizon": ReasoningFormat(opening="<ifm|think>", closing="</ifm|think>", always_open=True),
     "kimi": ReasoningFormat(opening="◁think▷", closing="◁/think▷"),
     "kimi_k2": _THINK,
     "ling3": _THINK,
@@ -78,6 +80,26 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "step3": _THINK_ALWAYS,
     "step3p5": _THINK_ALWAYS,
 }
+
+
+# The markers that tell a format from the usual one; the first that a template has wins.
+_SIGNS: Final = (
+    ("<|channel|>analysis", "gpt-oss"),
+    ("<|channel>thought", "gemma4"),
+    ("◁think▷", "kimi"),
+    ("<mm:think>", "minimax-m3"),
+    ("[THINK]", "mistral"),
+    ("<ifm|think>", "k2_horizon"),
+    ("<|inner_prefix|>", "apertus2509"),
+)
+
+
+def detect_reasoning_format(template: str) -> str:
+    """The format that a chat template shows its model, given that it reasons.
+
+    Nearly every open model marks its thinking with `<think>`.
+    """
+    return next((name for sign, name in _SIGNS if sign in template), "qwen3")
 
 
 class _State(Enum):

@@ -13,10 +13,10 @@ from schemas.message import ToolChoice, ToolSpec
 from schemas.sampling import Constraint
 from workers.parsing.base import CallParser
 from workers.parsing.harmony import HARMONY
-from workers.parsing.tools_json import HERMES, LLAMA3
+from workers.parsing.tools_json import HERMES, INTERNS1, LLAMA3
 from workers.parsing.tools_named import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, MISTRAL
-from workers.parsing.tools_pythonic import PYTHONIC
-from workers.parsing.tools_tagged import GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, DsmlFormat
+from workers.parsing.tools_pythonic import LFM2, PYTHONIC
+from workers.parsing.tools_tagged import DOTS, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, DsmlFormat
 
 
 class ToolFormat(Protocol):
@@ -46,22 +46,29 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "deepseekv32": DsmlFormat("function_calls"),
     "deepseekv4": DsmlFormat("tool_calls"),
     "deepseekv41": DsmlFormat("calls", space=" "),
+    "dots": DOTS,
     "glm": GLM45,
     "glm45": GLM45,
     "glm47": GLM47,
     "gpt-oss": HARMONY,
     "hermes": HERMES,
+    "interns1": INTERNS1,
     "kimi_k2": KIMI_K2,
+    "lfm2": LFM2,
     "ling3": GLM45,
     "llama3": LLAMA3,
+    "mimo": QWEN3_CODER,
     "minimax-m2": MINIMAX_M2,
     "mistral": MISTRAL,
     "nanbeige": QWEN3_CODER,
+    "poolside_v1": GLM45,
     "pythonic": PYTHONIC,
     "qwen": HERMES,
     "qwen25": HERMES,
     "qwen3_coder": QWEN3_CODER,
+    "spark25": GLM45,
     "step3p5": QWEN3_CODER,
+    "trinity": HERMES,
 }
 """By the name SGLang's `--tool-call-parser` uses."""
 
@@ -74,6 +81,9 @@ _SIGNS: Final = (
     (("<｜tool▁calls▁begin｜>",), "deepseekv31"),  # noqa: RUF001
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("<minimax:tool_call>",), "minimax-m2"),
+    (("<dots_function_call>",), "dots"),
+    (("<|action_start|>", "<|plugin|>"), "interns1"),
+    (("<|tool_call_start|>",), "lfm2"),
     (("<arg_key>", "<tool_call>"), "glm45"),
     (("<function=",), "qwen3_coder"),
     (("[TOOL_CALLS]",), "mistral"),

@@ -92,8 +92,13 @@ class JsonCallReader(TextReader):
 class _HermesReader(JsonCallReader):
     """`<tool_call>{...}</tool_call>`, any number of times. The closing marker may be missing."""
 
+    def __init__(self, choice: int, opening: str, closing: str) -> None:
+        super().__init__(choice)
+        self._opening = opening
+        self._closing = closing
+
     def grammar(self) -> Step[None]:
-        while (yield from self.plain("<tool_call>")):
+        while (yield from self.plain(self._opening)):
             yield from self.space("[,")
             if not (yield from self.json_call()):
                 self.as_text()
@@ -110,18 +115,22 @@ class _HermesReader(JsonCallReader):
             if not (yield from self.json_call()):
                 self.reread()
                 return
-        yield from self.expect("</tool_call>")
+        yield from self.expect(self._closing)
         self.accept()
 
 
 class HermesFormat:
-    """Hermes, Qwen 2.5 and 3, and many that were trained after them."""
+    """Hermes, Qwen 2.5 and 3, and many that were trained after them; others have other markers."""
+
+    def __init__(self, opening: str, closing: str, calls: Calls) -> None:
+        self._markers = (opening, closing)
+        self._calls = calls
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
-        return _HermesReader(choice)
+        return _HermesReader(choice, *self._markers)
 
     def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
-        return calls_constraint(tools, choice, _HERMES_CALLS)
+        return calls_constraint(tools, choice, self._calls)
 
 
 class _Llama3Reader(JsonCallReader):
@@ -167,16 +176,29 @@ class Llama3Format:
         return calls_constraint(tools, choice, _LLAMA3_CALLS)
 
 
-_HERMES_CALLS: Final = Calls(
-    trigger="<tool_call>",
-    begin='<tool_call>\n{"name": "{name}", "arguments": ',
-    end="}\n</tool_call>",
-    separator="\n",
+HERMES: Final = HermesFormat(
+    "<tool_call>",
+    "</tool_call>",
+    Calls(
+        trigger="<tool_call>",
+        begin='<tool_call>\n{"name": "{name}", "arguments": ',
+        end="}\n</tool_call>",
+        separator="\n",
+    ),
+)
+INTERNS1: Final = HermesFormat(
+    "<|action_start|> <|plugin|>",
+    "<|action_end|>",
+    Calls(
+        trigger="<|action_start|>",
+        begin='<|action_start|> <|plugin|>\n{"name": "{name}", "parameters": ',
+        end="}<|action_end|>",
+        separator="\n",
+    ),
 )
 _LLAMA3_CALLS: Final = Calls(
     trigger='{"name": "', begin='{"name": "{name}", "parameters": ', end="}", separator="; "
 )
-HERMES: Final = HermesFormat()
 LLAMA3: Final = Llama3Format()
 
 

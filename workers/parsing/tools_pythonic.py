@@ -56,12 +56,13 @@ class _Expression:
 class _PythonicReader(JsonCallReader):
     """`[f(a=1), g()]`, and the same in JSON, as a forced call is written."""
 
-    def __init__(self, choice: int, tools: Sequence[ToolSpec]) -> None:
+    def __init__(self, choice: int, tools: Sequence[ToolSpec], markers: Sequence[str]) -> None:
         super().__init__(choice)
+        self._markers = markers
         self._offered = frozenset(tool.name for tool in tools)
 
     def grammar(self) -> Step[None]:
-        while marker := (yield from self.plain("<|python_start|>", "<|python_end|>", "[")):
+        while marker := (yield from self.plain(*self._markers, "[")):
             if marker != "[":
                 self.accept()  # only says what the brackets say again
                 continue
@@ -121,13 +122,20 @@ class PythonicFormat:
     """Llama 4 and others that write calls as Python.
 
     XGrammar knows no Python, so calls are forced in JSON. Strict schemas are best effort here.
+
+    Args:
+        markers: May stand before and after the list, and say nothing that the list does not.
     """
 
+    def __init__(self, *markers: str) -> None:
+        self._markers = markers
+
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
-        return _PythonicReader(choice, tools)
+        return _PythonicReader(choice, tools, self._markers)
 
     def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
         return json_calls_constraint(tools, choice)
 
 
-PYTHONIC: Final = PythonicFormat()
+PYTHONIC: Final = PythonicFormat("<|python_start|>", "<|python_end|>")
+LFM2: Final = PythonicFormat("<|tool_call_start|>", "<|tool_call_end|>")

@@ -203,6 +203,23 @@ MINIMAX_M2: Final = TaggedFormat(
 )
 
 
+DOTS: Final = TaggedFormat(
+    Tags(
+        section=("<dots_function_call>", "</dots_function_call>"),
+        call=("<invoke name=", ">", "</invoke>"),
+        argument=("<parameter name=", ">", "</parameter>"),
+    ),
+    Calls(
+        section=("<dots_function_call>\n", "\n</dots_function_call>"),
+        trigger="<dots_function_call>",
+        begin='<invoke name="{name}">\n',
+        end="\n</invoke>",
+        separator="\n",
+        style="minimax_xml",
+    ),
+)
+
+
 class _DsmlReader(_TaggedReader):
     """Arguments say themselves whether they are text: `string="true"`."""
 

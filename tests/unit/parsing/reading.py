@@ -11,6 +11,7 @@ from schemas.message import ToolSpec
 from schemas.sampling import StopConditions
 from workers.parsing.base import PartDelta
 from workers.parsing.pipeline import ChoiceParser, build_parser
+from workers.parsing.tools import TOOL_FORMATS
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -32,7 +33,7 @@ def tool_parser(
         visible=True,
         stop=StopConditions(strings=stops),
         template_stops=(),
-        tool_format=format,
+        tool_format=TOOL_FORMATS[format],
         tools=tools,
     )
 

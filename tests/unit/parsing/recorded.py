@@ -70,7 +70,7 @@ _QWEN_ARGUMENTS = _tagged("<parameter=", ">\n", "\n</parameter>\n")
 _DS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001
 _DS_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")  # noqa: RUF001
 
-WELL_FORMED: Final = {
+WELL_FORMED: Final[dict[str, str]] = {
     "hermes": (
         f'{SAID}\n<tool_call>\n{{"name": "get_weather", "arguments": {_JSON}}}\n</tool_call>\n'
         '<tool_call>\n{"name": "get_clock", "arguments": {}}\n</tool_call>'
@@ -130,6 +130,16 @@ WELL_FORMED: Final = {
         f"{_MINIMAX_ARGUMENTS}</invoke>\n"
         '<invoke name="get_clock">\n</invoke>\n</minimax:tool_call>'
     ),
+    "dots": (
+        f'{SAID}<dots_function_call>\n<invoke name="get_weather">\n'
+        f"{_MINIMAX_ARGUMENTS}</invoke>\n"
+        '<invoke name="get_clock">\n</invoke>\n</dots_function_call>'
+    ),
+    "interns1": (
+        f"{SAID}<|action_start|> <|plugin|>\n"
+        f'{{"name": "get_weather", "parameters": {_JSON}}}<|action_end|>\n'
+        '<|action_start|> <|plugin|>\n{"name": "get_clock", "parameters": {}}<|action_end|>'
+    ),
     "pythonic": (
         f"{SAID}\n[get_weather(city='Zürich \"<b>\" }}{{ \\\\ 5 😀', days=3, celsius=True, "
         "tags=['a', 'b'], where={'x': {'y': [1.5, None]}}, note=None), get_clock()]"
@@ -142,7 +152,7 @@ WELL_FORMED: Final = {
     ),
 }
 
-_DAMAGED: Final = {
+_DAMAGED: Final[dict[str, tuple[str, ...]]] = {
     "hermes": (
         '<tool_call>{"arguments": {"city": "Bern"}, "name": "get_weather"}</tool_call> END ',
         '<tool_call>\n[{"name": "no-schema.v2", "arguments": "{\\"a\\": 1}"}, '

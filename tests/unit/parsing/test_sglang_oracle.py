@@ -20,12 +20,16 @@ _TOKENS = re.compile(r"<[^<>\s]*>|<[^<>]*>|\[[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
 
 # It streams the text "null" for a null that the schema allows; what it parses at once is null.
 _THEIR_ARGUMENTS = {"glm45": {"note": "null"}}
-# It does not know a recipient before the channel, which the format allows.
+# It does not know a recipient before the channel, nor a second call of InternLM's.
 _THEIR_SPELLING = {
+    "interns1": (
+        '\n<|action_start|> <|plugin|>\n{"name": "get_clock", "parameters": {}}<|action_end|>',
+        "",
+    ),
     "gpt-oss": (
         " to=functions.get_clock<|channel|>commentary json",
         "<|channel|>commentary to=functions.get_clock <|constrain|>json",
-    )
+    ),
 }
 
 
