@@ -17,7 +17,7 @@ from schemas.job import ChatPrompt
 from schemas.transport.base import Delivery
 from workers.engines.base import Engine
 from workers.metrics import WorkerMetrics
-from workers.prompt import render
+from workers.prompt import length, render
 
 log = structlog.get_logger()
 
@@ -71,7 +71,7 @@ class TokenCounter:
         if not isinstance(delivery.job.prompt, ChatPrompt):
             return None
         ids, _ = await render(tokenizer, delivery.job)
-        return len(ids)
+        return await length(self._engine, delivery.job, ids)
 
 
 def _answer(delivery: Delivery, delta: Delta) -> None:

@@ -9,7 +9,8 @@ import asyncio
 from typing import Final
 
 from schemas.job import ChatPrompt, Job
-from workers.engines.base import Tokenizer
+from workers.engines.base import Engine, SeeingEngine, Tokenizer
+from workers.render import rendered_images
 
 _THREAD_RENDER_CHARS: Final = 32_768
 """Conversations longer than this are rendered off the event loop."""
@@ -28,3 +29,14 @@ async def render(tokenizer: Tokenizer, job: Job) -> tuple[tuple[int, ...], bool]
     if sum(len(message.text) for message in job.prompt.messages) > _THREAD_RENDER_CHARS:
         return await asyncio.to_thread(tokenizer.render_chat, job)
     return tokenizer.render_chat(job)
+
+
+async def length(engine: Engine, job: Job, prompt_ids: tuple[int, ...]) -> int | None:
+    """How many tokens the engine makes of a prompt; None if that is known only once it has run.
+
+    Raises:
+        RequestError: Its images cannot be part of it.
+    """
+    if isinstance(engine, SeeingEngine) and rendered_images(job):
+        return await asyncio.to_thread(engine.prompt_tokens, job, prompt_ids)
+    return len(prompt_ids)

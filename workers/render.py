@@ -18,13 +18,14 @@ import msgspec
 
 from schemas.errors import ModelRequestRejected, UnsupportedValue
 from schemas.job import ChatPrompt, Effort, Job, Reasoning
-from schemas.message import ImageLink, ImagePart, Message, ToolCall, ToolSpec
+from schemas.message import ImageLink, ImagePart, Message, Part, TextPart, ToolCall, ToolSpec
 from schemas.model_card import ReasoningSupport
 
 _REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
 _BRACKETED: Final = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _OUTPUT_MARKER: Final = re.compile(r"think|thought|reason|tool|call|channel|function|arg_", re.I)
 _EFFORT_VARIABLE: Final = re.compile(r"\breasoning_effort\b")
+_PROBE: Final = "Is this text shown?"
 _SWITCHES: Final = ("enable_thinking", "thinking")
 
 
@@ -34,12 +35,21 @@ class ChatRenderer:
     Args:
         tokenizer: With a chat template.
         show_special: Text of special tokens is part of decoded text.
+        vision: The model sees images.
+        image_marker: What the template writes in an image's place, if that is known.
 
     Raises:
         ValueError: The tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: Any, *, show_special: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        show_special: bool = False,
+        vision: bool = False,
+        image_marker: str | None = None,
+    ) -> None:
         try:
             self.template: str = tokenizer.get_chat_template()
         except ValueError as error:
@@ -51,6 +61,9 @@ class ChatRenderer:
         self._split = _ControlText(_control_texts(tokenizer, self.template))
         self._reserved = _reserved_names(tokenizer)
         self._cut = f"x{secrets.token_hex(12)}x"
+        self._vision = vision
+        self._image_marker = image_marker
+        self._wants_parts = vision and not self._shows_plain_text()
 
     def render_chat(self, job: Job) -> tuple[tuple[int, ...], bool]:
         """Apply the chat template. CPU work: milliseconds per 10 KB of text.
@@ -63,13 +76,12 @@ class ChatRenderer:
         """
         assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
         prompt = job.prompt
-        messages = self._split.mark([*map(_as_mapping, _results_in_order(prompt.messages))])
-        if prompt.continue_last:
-            messages[-1]["content"] += self._cut
-        # With `none` the model must not call, and what it does not see it does not call.
-        tools = [] if prompt.tool_choice.mode == "none" else [*map(_tool_mapping, prompt.tools)]
-        options = self._options(prompt)
-        text = self._apply(messages, self._split.mark(tools), self._split.mark(options))
+        conversation = _results_in_order(prompt.messages)
+        images = len(rendered_images(job))
+        if images:
+            text = self._text_with_images(prompt, conversation, images)
+        else:
+            text = self._text(prompt, conversation)
         if prompt.continue_last:
             text = self._unfinished(text)
         segments = self._split.segments(text)
@@ -78,6 +90,66 @@ class ChatRenderer:
             # Not verbose: whether it fits is for others to say.
             ids += self._tokenizer.encode(segment, add_special_tokens=False, verbose=False)
         return tuple(ids), segments[-1].rstrip().endswith(_REASONING_OPENERS)
+
+    def _text(self, prompt: ChatPrompt, conversation: Sequence[Message]) -> str:
+        """What the template makes of a conversation, with the marks of `_ControlText` in it."""
+        messages = self._split.mark([self._as_mapping(message) for message in conversation])
+        if prompt.continue_last:
+            cut = [{"type": "text", "text": self._cut}] if self._wants_parts else self._cut
+            messages[-1]["content"] += cut
+        # With `none` the model must not call, and what it does not see it does not call.
+        tools = [] if prompt.tool_choice.mode == "none" else [*map(_tool_mapping, prompt.tools)]
+        options = self._options(prompt)
+        return self._apply(messages, self._split.mark(tools), self._split.mark(options))
+
+    def _text_with_images(
+        self, prompt: ChatPrompt, conversation: Sequence[Message], images: int
+    ) -> str:
+        """The same with a marker for every image; where the marker is unknown, that is believed.
+
+        Markers that a caller wrote have a mark in them and are not counted.
+        """
+        refused = ModelRequestRejected(
+            "The model's chat template has no place for these images.", param="messages"
+        )
+        # Many templates know images in the user's turns only, not in results.
+        for turns in (conversation, _images_after_results(conversation)):
+            try:
+                text = self._text(prompt, turns)
+            except ModelRequestRejected as error:
+                refused = error
+                continue
+            if self._image_marker is None or text.count(self._image_marker) == images:
+                return text
+        raise refused
+
+    def _shows_plain_text(self) -> bool:
+        """Whether the template takes content that is one string; some take lists of parts only."""
+        try:
+            return _PROBE in self.render_text([{"role": "user", "content": _PROBE}], [], {})
+        except Exception:
+            return False
+
+    def _as_mapping(self, message: Message) -> dict[str, Any]:
+        """A message as templates know it. No content at all is always the empty string."""
+        if any(not isinstance(part, TextPart) for part in message.parts):
+            if not self._vision:
+                raise UnsupportedValue("This model does not take images.", param="messages")
+            content: Any = [*map(_part_mapping, message.parts)]
+        elif self._wants_parts:
+            content = [{"type": "text", "text": message.text}]
+        else:
+            content = message.text
+        fields: dict[str, Any] = {"role": message.role, "content": content}
+        if message.reasoning:
+            fields["reasoning_content"] = fields["thinking"] = message.reasoning
+        if message.tool_calls:
+            fields["tool_calls"] = [_call_mapping(call) for call in message.tool_calls]
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = message.tool_call_id
+        if message.name is not None:
+            fields["name"] = message.name
+        return fields
 
     def decode(
         self,
@@ -276,20 +348,48 @@ def _results_in_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-def _as_mapping(message: Message) -> dict[str, Any]:
-    """A message as templates know it. No content at all is always the empty string."""
-    if any(isinstance(part, ImagePart | ImageLink) for part in message.parts):
-        raise UnsupportedValue("This model does not take images.", param="messages")
-    fields: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.reasoning:
-        fields["reasoning_content"] = fields["thinking"] = message.reasoning
-    if message.tool_calls:
-        fields["tool_calls"] = [_call_mapping(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        fields["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        fields["name"] = message.name
-    return fields
+def rendered_images(job: Job) -> tuple[ImagePart, ...]:
+    """The images of a conversation, in the order of their places in the prompt."""
+    if not isinstance(job.prompt, ChatPrompt):
+        return ()
+    return tuple(
+        part
+        for message in _results_in_order(job.prompt.messages)
+        for part in message.parts
+        if isinstance(part, ImagePart)
+    )
+
+
+def _part_mapping(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart(text=text):
+            return {"type": "text", "text": text}
+        case ImagePart():
+            return {"type": "image"}
+        case ImageLink():
+            raise UnsupportedValue("This image was not loaded.", param="messages")
+
+
+def _images_after_results(messages: Sequence[Message]) -> Sequence[Message]:
+    """The conversation with the images of tool results in a user's turn right after them.
+
+    Their order stays the same.
+    """
+    moved: list[Message] = []
+    images: list[Part] = []
+    for message in messages:
+        if message.role != "tool":
+            if images:
+                moved.append(Message(role="user", parts=tuple(images)))
+                images = []
+            moved.append(message)
+            continue
+        images += [part for part in message.parts if not isinstance(part, TextPart)]
+        texts = tuple(part for part in message.parts if isinstance(part, TextPart))
+        moved.append(msgspec.structs.replace(message, parts=texts))
+    if images:
+        moved.append(Message(role="user", parts=tuple(images)))
+    return moved
 
 
 def _call_mapping(call: ToolCall) -> dict[str, Any]:
@@ -322,6 +422,8 @@ def _merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None
     if not later:
         return None
     texts = [message["content"] for message in messages if message["role"] == "system"]
+    if not all(isinstance(text, str) for text in texts):
+        return None
     merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
     return [merged, *(message for message in messages if message["role"] != "system")]
 

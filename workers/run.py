@@ -50,7 +50,7 @@ from workers.parsing.base import PartDelta
 from workers.parsing.pipeline import ChoiceParser, build_parser
 from workers.parsing.reasoning import REASONING_FORMATS
 from workers.parsing.tools import ToolFormat
-from workers.prompt import render
+from workers.prompt import length, render
 from workers.token_report import TokenReport
 
 log = structlog.get_logger()
@@ -222,8 +222,9 @@ class _Run:
         if time.time() > job.queue_deadline:
             raise ModelOverloaded("The request waited too long for a free worker.")
         prompts, reasoning_open = await self._render()
-        requests = self._requests(prompts, reasoning_open)
-        self._input_tokens = sum(map(len, prompts))
+        lengths = [await self._length(prompt) for prompt in prompts]
+        requests = self._requests(prompts, lengths, reasoning_open)
+        self._input_tokens = sum(lengths)
         self.send((Accepted(self._runner.worker_id, self._input_tokens),))
         if isinstance(job.prompt, TokenPrompt) and job.prompt.echo:
             self._echoes = await self._decode(prompts)
@@ -242,8 +243,13 @@ class _Run:
         self._runner.metrics.output_tokens.inc(self._output_tokens)
         return "completed"
 
+    async def _length(self, prompt_ids: tuple[int, ...]) -> int:
+        """Tokens of a prompt; without its images where those are not known yet."""
+        tokens = await length(self._engine, self._job, prompt_ids)
+        return len(prompt_ids) if tokens is None else tokens
+
     def _requests(
-        self, prompts: Sequence[tuple[int, ...]], reasoning_open: bool
+        self, prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], reasoning_open: bool
     ) -> list[EngineRequest]:
         """One per prompt and choice, in the order of `Job.choices`."""
         job, n = self._job, self._job.sampling.n
@@ -251,11 +257,11 @@ class _Run:
         name = f"{job.job_id}.{job.attempt}"
         constraint = self._constraint(reasoning_open)
         requests = []
-        for number, prompt_ids in enumerate(prompts):
+        for number, (prompt_ids, prompt_tokens) in enumerate(zip(prompts, lengths, strict=True)):
             max_tokens = limit.max_tokens
             if self._engine.takes_token_ids:
                 window = self._engine.card.context_length
-                max_tokens = fit_output_limit(limit, len(prompt_ids), window)
+                max_tokens = fit_output_limit(limit, prompt_tokens, window)
             requests += [
                 EngineRequest(
                     engine_request_id=f"{name}.{choice}:{label}" if label else f"{name}.{choice}",

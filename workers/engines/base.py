@@ -11,7 +11,7 @@ An engine must never put prompt or output text into an exception or a log line.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -187,3 +187,19 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class SeeingEngine(Engine, Protocol):
+    """An engine that makes more tokens of a prompt with images than rendering did."""
+
+    def prompt_tokens(self, job: Job, prompt_ids: tuple[int, ...]) -> int | None:
+        """How long a rendered prompt is with its images. CPU work: milliseconds per image.
+
+        Returns:
+            None if that is known only once the engine has run it.
+
+        Raises:
+            RequestError: The images cannot be part of this prompt.
+        """
+        ...

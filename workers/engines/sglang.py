@@ -11,13 +11,14 @@ Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from functools import partial
 from itertools import islice, zip_longest
 from typing import Any, Final, Literal
 
 from schemas.delta import PromptLogprob, TokenLogprob, TopLogprob
-from schemas.errors import GenerationFailed, ServingError
+from schemas.errors import GenerationFailed, ModelRequestRejected, ServingError
 from schemas.job import Job, TokenPrompt
 from schemas.model_card import Capabilities, EngineAccess, ModelCard
 from schemas.sampling import OutputLimit, SamplingParams
@@ -25,8 +26,22 @@ from workers.constraint import refused_constraint
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 from workers.engines.sglang_grammar import GrammarTrial
 from workers.engines.sglang_launch import Launched, launch, shut_down
-from workers.engines.sglang_request import ModelFacts, arguments, check, grammar, shows_special
-from workers.render import ChatRenderer, has_output_marker, knows_tools, reasoning_support
+from workers.engines.sglang_request import (
+    ModelFacts,
+    arguments,
+    check,
+    check_length,
+    grammar,
+    shows_special,
+)
+from workers.engines.sglang_vision import Vision
+from workers.render import (
+    ChatRenderer,
+    has_output_marker,
+    knows_tools,
+    reasoning_support,
+    rendered_images,
+)
 from workers.token_bytes import TokenBytes
 
 _LEAST_LOGPROB: Final = -9999.0
@@ -79,6 +94,7 @@ class SglangEngine:
         self._launched: Launched | None = None
         self._grammars: GrammarTrial | None = None
         self._card: ModelCard | None = None
+        self._vision: Vision | None = None
         self.template_stop_strings: tuple[str, ...] = ()
 
     async def start(self) -> None:
@@ -99,12 +115,21 @@ class SglangEngine:
             shows_special=has_output_marker(self._tokenizer.all_special_tokens),
             access=_access(self._server_args),
         )
-        self._renderer = ChatRenderer(self._tokenizer, show_special=self._facts.shows_special)
+        if config.is_image_understandable_model and self._manager.mm_processor is not None:
+            self._vision = Vision(self._manager.mm_processor, self._tokenizer)
+            _adopt_template(self._tokenizer, self._manager.processor)
+        self._renderer = ChatRenderer(
+            self._tokenizer,
+            show_special=self._facts.shows_special,
+            vision=self._vision is not None,
+            image_marker=self._vision.marker if self._vision else None,
+        )
         self._card = ModelCard(
             id=self._served_id,
             context_length=self._facts.context_length,
             vocab_size=self._facts.vocab_size,
             capabilities=Capabilities(
+                vision=self._vision is not None,
                 tools=knows_tools(self._renderer),
                 regex=True,
                 grammar=True,
@@ -150,6 +175,11 @@ class SglangEngine:
     def slots(self) -> int:
         return self._slots
 
+    def prompt_tokens(self, job: Job, prompt_ids: tuple[int, ...]) -> int | None:
+        """See `SeeingEngine`."""
+        assert self._vision is not None, "images are rendered for models that see"
+        return self._vision.prompt_tokens(prompt_ids, rendered_images(job))
+
     async def running(self) -> int:
         """The larger of two counts, as each is late in one direction.
 
@@ -184,11 +214,15 @@ class SglangEngine:
         try:
             if request.constraint is not None:
                 await self._try_out(request)
+            pictures = await self._pictures(request)
             if running.aborted:
                 yield EngineChunk(finish=EngineFinish(reason="abort"))
                 return
             outputs = await self._sglang.async_generate(
-                **arguments(request, self._facts), rid=running.rid, stream=True
+                **arguments(request, self._facts),
+                image_data=pictures,
+                rid=running.rid,
+                stream=True,
             )
             async for output in outputs:
                 reason = output["meta_info"]["finish_reason"]
@@ -203,7 +237,14 @@ class SglangEngine:
                 yield chunk
                 if chunk.finish is not None:
                     return
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
+            if rendered_images(request.job):
+                # The rest was checked before, so it is them: most likely there is no room for all.
+                raise ModelRequestRejected(
+                    "The model cannot take the images of this request.", param="messages"
+                ) from None
+            if isinstance(error, RuntimeError):
+                raise
             raise GenerationFailed(
                 "The model failed to answer.", diagnostic="sglang refused the request"
             ) from error
@@ -212,6 +253,20 @@ class SglangEngine:
             if outputs is not None:
                 await outputs.aclose()
             del self._running[request.engine_request_id]
+
+    async def _pictures(self, request: EngineRequest) -> list[Any] | None:
+        """The images of a request, decoded; None if it has none.
+
+        Raises:
+            RequestError: They cannot be part of this prompt.
+        """
+        images = rendered_images(request.job)
+        if not images or self._vision is None:
+            return None
+        tokens = await asyncio.to_thread(self.prompt_tokens, request.job, request.prompt_ids)
+        if tokens is not None:
+            check_length(tokens, request.max_tokens, self._facts)
+        return await asyncio.to_thread(self._vision.open, images)
 
     async def _try_out(self, request: EngineRequest) -> None:
         """Refuse a constraint that SGLang's scheduler could not bear."""
@@ -425,6 +480,12 @@ def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: Collection[int]) -
     )
     text: str = info.serialize_json()
     return text
+
+
+def _adopt_template(tokenizer: Any, processor: Any) -> None:
+    """Some models' chat template comes with their processor only."""
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = getattr(processor, "chat_template", None)
 
 
 def _stop_strings(generation_config: Any) -> tuple[str, ...]:

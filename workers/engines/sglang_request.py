@@ -69,19 +69,11 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
     Raises:
         ContextLengthExceeded: Prompt and output do not fit.
         InvalidPrompt: There is no prompt, or a token id outside the vocabulary in it.
-        UnsupportedValue: Another token id outside the vocabulary, or too many stop strings.
+        UnsupportedValue: Another token id outside the vocabulary.
         UnsupportedParameter: An option that this engine was not started with.
     """
-    prompt = len(request.prompt_ids)
-    if prompt > facts.max_prompt_tokens or prompt + request.max_tokens > facts.context_length:
-        raise ContextLengthExceeded(
-            ContextOverflow(
-                prompt_tokens=prompt,
-                output_tokens=request.max_tokens,
-                context_length=facts.context_length,
-            )
-        )
-    if not prompt:
+    check_length(len(request.prompt_ids), request.max_tokens, facts)
+    if not request.prompt_ids:
         raise InvalidPrompt("The prompt is empty.", param="prompt")
     sampling = request.job.sampling
     if not _in_vocabulary(request.prompt_ids, facts):
@@ -96,9 +88,21 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
     _check_options(sampling.engine, facts.access)
     if facts.deterministic and sampling.min_p:
         raise UnsupportedValue("This model does not support min_p.", param="min_p")
-    if len(request.stop_strings) > MAX_STOP_STRINGS:
-        raise UnsupportedValue(
-            f"At most {MAX_STOP_STRINGS} stop strings are allowed.", param="stop"
+
+
+def check_length(prompt_tokens: int, max_tokens: int, facts: ModelFacts) -> None:
+    """Refuse what does not fit.
+
+    Raises:
+        ContextLengthExceeded: Prompt and output do not.
+    """
+    if prompt_tokens > facts.max_prompt_tokens or prompt_tokens + max_tokens > facts.context_length:
+        raise ContextLengthExceeded(
+            ContextOverflow(
+                prompt_tokens=prompt_tokens,
+                output_tokens=max_tokens,
+                context_length=facts.context_length,
+            )
         )
 
 
@@ -150,7 +154,8 @@ def _sampling_params(request: EngineRequest, facts: ModelFacts) -> dict[str, Any
     params["skip_special_tokens"] = not shows_special(request.job, facts)
     params["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens
     if request.stop_strings:
-        params["stop"] = list(request.stop_strings)
+        # SGLang takes no more; the parser finds the others.
+        params["stop"] = list(request.stop_strings[:MAX_STOP_STRINGS])
         params["no_stop_trim"] = True  # they are looked for again after parsing
     if sampling.stop.include_in_text:
         params["no_stop_trim"] = True
