@@ -45,14 +45,14 @@ class TextOffsets:
     def token(self, token: bytes) -> int:
         """The offset of the next token."""
         rest = self._rest
-        if token.startswith(b" ") and not rest.startswith(b" ") and rest.startswith(token[1:]):
+        if rest and not self._begun and token[:1] == b" " != rest[:1]:
             token = token[1:]  # some tokenizers drop the space before the first word
         if rest and not rest.startswith(token) and not token.startswith(rest):
             ahead = rest.find(token, 0, _WINDOW) if token else -1
             if ahead < 0:
-                return self._here()
+                return self._here(token)
             rest = self._rest = self._take(rest, ahead)
-        offset = self._here()
+        offset = self._here(token)
         if rest.startswith(token):
             self._rest = self._take(rest, len(token))
         else:
@@ -65,10 +65,12 @@ class TextOffsets:
         self._rest = self._take(self._rest, len(self._rest))
         self._owed = b""
 
-    def _here(self) -> int:
+    def _here(self, token: bytes) -> int:
         """The character that the next byte belongs to."""
-        inside = bool(self._rest) and self._rest[0] & 0xC0 == 0x80
-        return self._begun + _characters(self._owed) - inside
+        begun = self._begun + _characters(self._owed)
+        ahead = self._rest or token
+        inside = bool(ahead) and ahead[0] & 0xC0 == 0x80
+        return max(0, begun - inside)
 
     def _take(self, data: bytes, size: int) -> bytes:
         self._begun += _characters(data[:size])
