@@ -75,7 +75,9 @@ class JsonCallReader(TextReader):
                 break
             found = True
             self.accept()
-        if found and not (yield from self.expect("]")):
+        if found and (yield from self.expect("]")):
+            self.accept()
+        elif found:
             self.broken()
         return found
 
