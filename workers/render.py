@@ -23,7 +23,9 @@ from schemas.model_card import ReasoningSupport
 
 _REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
 _BRACKETED: Final = re.compile(r"[<\[].*[>\]]", re.DOTALL)
-_OUTPUT_MARKER: Final = re.compile(r"think|thought|reason|tool|call|channel|function|arg_", re.I)
+_OUTPUT_MARKER: Final = re.compile(
+    r"think|thought|reason|tool|call|channel|function|arg_|python_", re.I
+)
 _EFFORT_VARIABLE: Final = re.compile(r"\breasoning_effort\b")
 _PROBE: Final = "Is this text shown?"
 _SWITCHES: Final = ("enable_thinking", "thinking")
@@ -267,6 +269,14 @@ class _ControlText:
         return self._mark.join(text[start:end] for start, end in pairwise(edges))
 
 
+def special_texts(tokenizer: Any) -> frozenset[str]:
+    """All tokens that decoding leaves out, those without a role in the tokenizer included."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return frozenset(tokenizer.all_special_tokens) | {
+        token.content for token in added if token.special
+    }
+
+
 def has_output_marker(special_tokens: Iterable[str]) -> bool:
     """Whether one of these texts marks reasoning or tool calls in a model's output."""
     return any(_OUTPUT_MARKER.search(token) for token in special_tokens)
@@ -302,14 +312,14 @@ def _control_texts(tokenizer: Any, template: str) -> frozenset[str]:
     parser gives them a meaning: `<think>` is such a token in many models, while runs of spaces or
     HTML tags, which some vocabularies also hold, are ordinary text.
     """
-    special = set(tokenizer.all_special_tokens)
+    special = special_texts(tokenizer)
     controls = set()
     for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
         content = token.content
-        if token.special:
-            special.add(content)
-        elif _BRACKETED.fullmatch(content) and (
-            content in template or _OUTPUT_MARKER.search(content)
+        if (
+            not token.special
+            and _BRACKETED.fullmatch(content)
+            and (content in template or _OUTPUT_MARKER.search(content))
         ):
             controls.add(content)
     return frozenset(controls | {text for text in special if len(text.strip()) > 1})

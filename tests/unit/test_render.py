@@ -12,7 +12,13 @@ from schemas.message import ImagePart, Message, Role, TextPart, ToolCall, ToolCh
 from schemas.model_card import ReasoningSupport
 from schemas.sampling import OutputLimit, SamplingParams
 from tests import tiny_model
-from workers.render import ChatRenderer, has_output_marker, knows_tools, reasoning_support
+from workers.render import (
+    ChatRenderer,
+    has_output_marker,
+    knows_tools,
+    reasoning_support,
+    special_texts,
+)
 from workers.token_bytes import TokenBytes
 
 PROBE = ToolSpec(name="probe", parameters={"type": "object", "properties": {}, "required": []})
@@ -320,6 +326,15 @@ def test_tools_are_known_from_the_template(renderer: ChatRenderer) -> None:
 def test_markers_among_special_tokens_are_recognised() -> None:
     assert has_output_marker(["<|im_end|>", "<|tool_calls_section_begin|>"])
     assert not has_output_marker(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+
+
+def test_markers_without_a_role_are_special_too() -> None:
+    from tokenizers import AddedToken
+
+    tokenizer = tiny_model.build_tokenizer()
+    assert not has_output_marker(special_texts(tokenizer))
+    tokenizer.add_tokens([AddedToken("<|python_tag|>", special=True)], special_tokens=False)
+    assert has_output_marker(special_texts(tokenizer))
 
 
 def test_token_bytes_join_to_the_text(tokenizer: Any) -> None:

@@ -41,6 +41,7 @@ from workers.render import (
     knows_tools,
     reasoning_support,
     rendered_images,
+    special_texts,
 )
 from workers.token_bytes import TokenBytes
 
@@ -112,7 +113,7 @@ class SglangEngine:
             vocab_size=config.vocab_size,
             deterministic=bool(self._manager.config_value("enable_deterministic_inference")),
             sampling_defaults=config.get_default_sampling_params(),
-            shows_special=has_output_marker(self._tokenizer.all_special_tokens),
+            shows_special=has_output_marker(special_texts(self._tokenizer)),
             access=_access(self._server_args),
         )
         if config.is_image_understandable_model and self._manager.mm_processor is not None:
