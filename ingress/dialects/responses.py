@@ -17,8 +17,8 @@ from ingress.dialects.effort import RANK, Wish, resolve
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.profile import Profile
 from ingress.dialects.responses_api import API, COUNT_API
+from ingress.dialects.responses_conversation import conversation
 from ingress.dialects.responses_encoder import ResponsesEncoder
-from ingress.dialects.responses_items import conversation
 from ingress.dialects.responses_request import (
     LOGPROBS,
     ReasoningOptions,

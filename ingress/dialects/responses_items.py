@@ -1,15 +1,15 @@
 """Input items -> the turns of a conversation.
 
-An item is read into one of three things, whatever its type: something said, a call, or the result
-of a call. Types that say nothing to a model are skipped, unknown ones refused.
+An item is read into one of a few things, whatever its type: something said, a call, or the result
+of a call. Types that say nothing to a model are skipped, unknown ones refused. What depends on the
+model or the profile is left for later.
 
-Source: Responses, section 3 (input items); dialect profiles, #1 and #6.
+Source: Responses, section 3 (input items).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -17,7 +17,6 @@ import orjson
 from pydantic import BeforeValidator, Tag
 
 from ingress.dialects.custom_tools import wrap_input
-from ingress.dialects.profile import Profile
 from ingress.dialects.responses_builtins import BUILTINS
 from ingress.dialects.responses_tools import Path, flat_name
 from ingress.dialects.validation import (
@@ -28,12 +27,11 @@ from ingress.dialects.validation import (
     validate,
 )
 from schemas.errors import (
-    ModelRequestRejected,
     SchemaValidationFailed,
     UnsupportedInputItem,
     UnsupportedValue,
 )
-from schemas.message import ImageLink, Message, Part, TextPart, ToolCall
+from schemas.message import ToolCall
 
 # --- What an item is -----------------------------------------------------------------------------
 
@@ -241,10 +239,10 @@ def _custom_call(raw: dict[str, Any], at: Path) -> Called:
 def _builtin_call(name: str, raw: dict[str, Any], at: Path) -> Iterator[Called]:
     builtin = BUILTINS[name]
     search = name == "tool_search"
-    if search and not isinstance(raw.get("call_id"), str):
+    value = raw.get(builtin.field)
+    if search and not (isinstance(raw.get("call_id"), str) and isinstance(value, dict)):
         return  # the provider's own search
     call_id = validate(_BuiltinCall, raw, at).call_id
-    value = raw.get(builtin.field)
     if not isinstance(value, dict):
         raise _wrong((*at, builtin.field), "must be an object")
     arguments = builtin.argument_text(value)
@@ -340,128 +338,3 @@ def _wrong(at: Path, text: str) -> SchemaValidationFailed:
 def _unsupported(at: Path, text: str) -> UnsupportedInputItem:
     param = field_path(at)
     return UnsupportedInputItem(f"`{param}` {text}.", param=param)
-
-
-# --- Turns to messages ---------------------------------------------------------------------------
-
-
-def conversation(
-    instructions: str | None,
-    turns: Sequence[Turn],
-    *,
-    profile: Profile,
-    vision: bool,
-    searches: bool,
-) -> tuple[Message, ...]:
-    """The messages for the model.
-
-    Everything that the assistant said and called in a row is one turn. Results are linked to their
-    calls by id and keep their order.
-
-    Args:
-        instructions: System text to stand first.
-        turns: The rest, in order.
-        profile: Whether the short form of messages is allowed, and what becomes of images.
-        vision: The model can see.
-        searches: The client runs tool searches; otherwise they are no turns.
-
-    Raises:
-        UnsupportedInputItem: A message has the short form and may not.
-        RequestError: There is an image that cannot be shown, or nothing at all.
-    """
-    messages: list[Message] = []
-    if instructions:
-        messages.append(Message(role="system", parts=(TextPart(text=instructions),)))
-    assistant: _AssistantTurn | None = None
-    for turn in turns:
-        if not searches and (isinstance(turn, Found) or (isinstance(turn, Called) and turn.search)):
-            continue
-        if isinstance(turn, Said) and turn.untyped is not None and not profile.untyped_messages:
-            raise _short_form(turn.untyped)
-        if isinstance(turn, Called) or (isinstance(turn, Said) and turn.role == "assistant"):
-            assistant = assistant or _AssistantTurn()
-            assistant.add(turn, profile, vision)
-            continue
-        if assistant is not None:
-            messages.append(assistant.message())
-            assistant = None
-        messages.append(_message_of(turn, profile, vision))
-    if assistant is not None:
-        messages.append(assistant.message())
-    if not messages:
-        raise UnsupportedValue("`input` has nothing for the model to read.", param="input")
-    return tuple(messages)
-
-
-def _message_of(turn: Said | Answered | Found, profile: Profile, vision: bool) -> Message:
-    match turn:
-        case Said(role=role, content=content):
-            return Message(role=role, parts=_parts(content, profile, vision))
-        case Answered(call_id=call_id, content=content):
-            parts = _parts(content, profile, vision)
-            return Message(role="tool", parts=parts, tool_call_id=call_id)
-        case Found(call_id=call_id, tools=tools):
-            text = TextPart(text=orjson.dumps(tools).decode())
-            return Message(role="tool", parts=(text,), tool_call_id=call_id)
-
-
-class _AssistantTurn:
-    """Texts and calls in a row; texts of several items are paragraphs."""
-
-    def __init__(self) -> None:
-        self._content: list[Part] = []
-        self._calls: list[ToolCall] = []
-
-    def add(self, turn: Said | Called, profile: Profile, vision: bool) -> None:
-        if isinstance(turn, Called):
-            self._calls.append(turn.call)
-            return
-        parts = _parts(turn.content, profile, vision)
-        if parts and self._content:
-            self._content.append(TextPart(text="\n\n"))
-        self._content += parts
-
-    def message(self) -> Message:
-        return Message(
-            role="assistant", parts=_joined(self._content), tool_calls=tuple(self._calls)
-        )
-
-
-def _short_form(param: str) -> UnsupportedInputItem:
-    return UnsupportedInputItem(
-        f"`{param}` is required: write a message as "
-        '{"type": "message", "role": ..., "content": ...}, or use Chat Completions. '
-        "Servers with the setting `profile: official` take messages without it.",
-        param=param,
-    )
-
-
-def _parts(content: Content, profile: Profile, vision: bool) -> tuple[Part, ...]:
-    shown = (_shown(piece, profile, vision) for piece in content)
-    return _joined([part for part in shown if part is not None])
-
-
-def _shown(piece: str | ImageInput, profile: Profile, vision: bool) -> Part | None:
-    if isinstance(piece, str):
-        return TextPart(text=piece) if piece else None
-    if profile.drop_response_images:
-        return None
-    if not vision:
-        raise ModelRequestRejected(
-            f"`{piece.param}` is an image, and this model takes text only.", param=piece.param
-        )
-    if not isinstance(piece.url, str):
-        raise SchemaValidationFailed(f"`{piece.param}` must be a URL.", param=piece.param)
-    return ImageLink(url=piece.url, param=piece.param)
-
-
-def _joined(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Neighbouring texts as one."""
-    joined: list[Part] = []
-    for is_text, run in groupby(parts, lambda part: isinstance(part, TextPart)):
-        if is_text:
-            text = "".join(part.text for part in run if isinstance(part, TextPart))
-            joined.append(TextPart(text=text))
-        else:
-            joined += run
-    return tuple(joined)
