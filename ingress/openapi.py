@@ -183,9 +183,9 @@ def _stream(api: ApiDescription, record_name: str) -> dict[str, Any]:
     lines = "An `event:` line and a `data:` line" if api.named_records else "A `data:` line"
     return {
         "schema": {
-            "type": "string",
             "description": f"{lines} with a JSON object per record, then an empty line.{ending}",
         },
+        "example": api.stream,
         # OpenAPI 3.1 has no word for the records of a stream.
         "x-record-schema": _ref(record_name),
     }

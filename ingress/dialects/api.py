@@ -40,6 +40,7 @@ class ApiDescription(msgspec.Struct, frozen=True, kw_only=True):
         tags: Values of a tag in the typed body that stands for several, by tag.
         answer: The whole answer.
         record: The data of one record of the stream; None without streaming.
+        stream: A short stream.
         done: The stream ends with `[DONE]`.
         named_records: Each record has an `event:` line.
         headers: Of the answer, besides those of every answer: name and meaning.
@@ -56,6 +57,7 @@ class ApiDescription(msgspec.Struct, frozen=True, kw_only=True):
     examples: Mapping[str, Example]
     answer: Schema
     record: Schema | None = None
+    stream: str = ""
     done: bool = False
     named_records: bool = False
     headers: Mapping[str, str] = {}

@@ -136,6 +136,24 @@ _CHUNK = record(
     {"usage": nullable(USAGE), "service_tier": STRING, "system_fingerprint": nullable(STRING)},
 )
 
+_HEAD = (
+    'data: {"id":"724b7b08675f40d7aa75c80d5fe51cf5","object":"chat.completion.chunk",'
+    '"created":1790793243,"model":"demo-model",'
+)
+_STREAM = (
+    _HEAD + '"choices":[{"index":0,"delta":{"role":"assistant","content":""},'
+    '"finish_reason":null,"logprobs":null}]}\n\n'
+    + _HEAD
+    + '"choices":[{"index":0,"delta":{"content":"1, 2"},"finish_reason":null,"logprobs":null}]}\n\n'
+    + _HEAD
+    + '"choices":[{"index":0,"delta":{},"finish_reason":"stop","logprobs":null}]}\n\n'
+    + _HEAD
+    + '"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":4,"total_tokens":15,'
+    '"prompt_tokens_details":{"cached_tokens":0},'
+    '"completion_tokens_details":{"reasoning_tokens":0}}}\n\n'
+    "data: [DONE]\n\n"
+)
+
 API = ApiDescription(
     prefix="Chat",
     summary="Create a chat completion",
@@ -283,6 +301,7 @@ API = ApiDescription(
     },
     answer=_ANSWER,
     record=_CHUNK,
+    stream=_STREAM,
     done=True,
     errors=(
         "unsupported_parameter",

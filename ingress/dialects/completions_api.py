@@ -83,6 +83,19 @@ def _answer(finish_reason: Schema, usage: Schema, *, usage_may_lack: bool) -> Sc
 _FINISH = enum("stop", "length", "content_filter")
 _ENGINE_ONLY = "Needs the operator's leave."
 
+_HEAD = (
+    'data: {"id":"724b7b08675f40d7aa75c80d5fe51cf5","object":"text_completion",'
+    '"created":1790793243,"model":"demo-model",'
+)
+_STREAM = (
+    _HEAD + '"choices":[{"index":0,"text":" D E","logprobs":null,"finish_reason":null,'
+    '"matched_stop":null}]}\n\n'
+    + _HEAD
+    + '"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length",'
+    '"matched_stop":null}]}\n\n'
+    "data: [DONE]\n\n"
+)
+
 API = ApiDescription(
     prefix="Completions",
     summary="Complete prompts of token ids",
@@ -191,6 +204,7 @@ API = ApiDescription(
     },
     answer=_answer(_FINISH, _USAGE, usage_may_lack=False),
     record=_answer(nullable(_FINISH), nullable(_USAGE), usage_may_lack=True),
+    stream=_STREAM,
     done=True,
     errors=(
         "unsupported_parameter",

@@ -115,6 +115,22 @@ _TAGS = {
     "silent": enum("redacted_thinking", "fallback", "mcp_tool_listing"),
 }
 
+_STREAM = (
+    'event: message_start\ndata: {"type":"message_start","message":{"id":'
+    '"msg_b9f3b97e1c8a43439bf3c8ccd73e4205","type":"message","role":"assistant","model":'
+    '"demo-model","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":0,'
+    '"output_tokens":0,"cache_creation_input_tokens":0,"cache_read_input_tokens":0}}}\n\n'
+    'event: content_block_start\ndata: {"type":"content_block_start","index":0,'
+    '"content_block":{"type":"text","text":""}}\n\n'
+    'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
+    '"delta":{"type":"text_delta","text":"Yes."}}\n\n'
+    'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+    'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn",'
+    '"stop_sequence":null},"usage":{"input_tokens":27,"output_tokens":2,'
+    '"cache_creation_input_tokens":0,"cache_read_input_tokens":0}}\n\n'
+    'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+
 API = ApiDescription(
     prefix="Messages",
     summary="Create a message",
@@ -203,6 +219,7 @@ API = ApiDescription(
     },
     answer=_message(_STOP),
     record=_EVENT,
+    stream=_STREAM,
     named_records=True,
     errors=(
         "tool_schema_invalid",

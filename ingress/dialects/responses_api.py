@@ -241,6 +241,18 @@ _EVENT = one_of(
     _within("response.custom_tool_call_input.done", input=STRING),
 )
 
+_ITEM_ID = '"item_id":"msg_fb3a72729c7d446497a00184c346b811","output_index":0'
+_STREAM = (
+    "event: response.output_item.added\ndata: "
+    '{"type":"response.output_item.added","output_index":0,"item":{"type":"message","id":'
+    '"msg_fb3a72729c7d446497a00184c346b811","status":"in_progress","role":"assistant",'
+    '"content":[]},"sequence_number":2}\n\n'
+    "event: response.output_text.delta\ndata: "
+    '{"type":"response.output_text.delta",' + _ITEM_ID + ',"content_index":0,"delta":"Four",'
+    '"logprobs":[],"sequence_number":4}\n\n'
+)
+"""From the middle: the first and the last events carry the whole response object."""
+
 _STORED = "Must be absent or null: nothing is stored here."
 
 API = ApiDescription(
@@ -372,6 +384,7 @@ API = ApiDescription(
     },
     answer=_RESPONSE,
     record=_EVENT,
+    stream=_STREAM,
     named_records=True,
     errors=(
         "unsupported_parameter",
@@ -395,6 +408,7 @@ COUNT_API = msgspec.structs.replace(
     examples={"plain": API.examples["plain"], "tool_result": API.examples["tool_result"]},
     answer=record({"object": const("response.input_tokens"), "input_tokens": COUNT}),
     record=None,
+    stream="",
     named_records=False,
     headers={"x-wafer-input-tokens-estimated": "`true` if the figure is an estimate."},
 )

@@ -130,6 +130,19 @@ def test_every_code_of_the_error_tests_is_documented() -> None:
             assert any(f"`{case.code}`" in text for text in codes), (case.code, dialect)
 
 
+@pytest.mark.parametrize("path", [path for path, api in APIS.items() if api.record])
+@pytest.mark.rule("openapi.examples")
+def test_the_stream_that_is_shown(path: str) -> None:
+    media = answers(path)["text/event-stream"]
+    records = list(sse_data(media["example"].encode()))
+    if APIS[path].done:
+        assert records.pop() == b"[DONE]"
+    assert len(records) > 1
+    for record in records:
+        check(orjson.loads(record), media["x-record-schema"])
+    assert media["example"].count("event: ") == (len(records) if APIS[path].named_records else 0)
+
+
 # --- Examples ------------------------------------------------------------------------------------
 
 
