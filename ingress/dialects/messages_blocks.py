@@ -28,6 +28,7 @@ from ingress.dialects.messages_request import (
     Base64Source,
     CompactionBlock,
     ContainerUploadBlock,
+    ContentSource,
     DocumentBlock,
     DocumentPart,
     ImageBlock,
@@ -105,7 +106,9 @@ def conversation(
 def _prefilled(messages: list[Message], param: str) -> Conversation:
     """The conversation that ends with the beginning of the answer."""
     last = messages[-1]
-    if last.role != "assistant" or last.tool_calls:
+    if last.role == "tool":  # the turn ends with what a server tool found: now comes the answer
+        return Conversation(messages=tuple(messages))
+    if last.tool_calls:
         raise UnsupportedValue(
             f"`{param}` ends with a tool call: its result must follow.", param=param
         )
@@ -223,13 +226,11 @@ class _Reader:
                 yield TextPart(text=_uploaded(file_id))
             case DocumentBlock(source=PlainTextSource(data=text)):
                 yield TextPart(text=text)
-            case DocumentBlock(source=source):
-                content = source.content
-                if isinstance(content, str):
-                    yield TextPart(text=content)
-                    return
-                for position, inner in enumerate(content):
-                    yield from self._parts(inner, f"{param}.source.content[{position}]")
+            case DocumentBlock(source=ContentSource(content=str(text))):
+                yield TextPart(text=text)
+            case DocumentBlock(source=ContentSource(content=[*inner])):
+                for position, part in enumerate(inner):
+                    yield from self._parts(part, f"{param}.source.content[{position}]")
 
     def _image(self, block: ImageBlock, param: str) -> ImageLink:
         if not self._vision:

@@ -361,6 +361,25 @@ def test_calls_of_server_tools_are_told_as_calls_and_results() -> None:
 
 
 @pytest.mark.rule("messages.server-history")
+def test_several_calls_of_server_tools_are_one_message() -> None:
+    def search(call_id: str) -> dict[str, Any]:
+        return {"type": "server_tool_use", "id": call_id, "name": "web_search", "input": {}}
+
+    def found(call_id: str) -> dict[str, Any]:
+        return {"type": "web_search_tool_result", "tool_use_id": call_id, "content": "x"}
+
+    together = [HI, assistant(search("1"), search("2"), found("1"), found("2")), HI]
+    assert [m.role for m in read(*together)] == ["user", "assistant", "tool", "tool", "user"]
+    in_turn = [HI, assistant(search("1"), found("1"), search("2"), found("2"), text("So.")), HI]
+    assert [m.role for m in read(*in_turn)] == [
+        *("user", "assistant", "tool", "assistant", "tool", "assistant", "user"),
+    ]
+    last = prompt(messages=together[:2])
+    assert [m.role for m in last.messages] == ["user", "assistant", "tool", "tool"]
+    assert not last.continue_last
+
+
+@pytest.mark.rule("messages.server-history")
 @pytest.mark.parametrize(
     ("kind", "content", "expected"),
     [

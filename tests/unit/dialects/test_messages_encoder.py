@@ -130,6 +130,13 @@ def test_the_official_profile_tells_true_usage_at_once_and_without_the_cached_to
     assert end["output_tokens"] == 37
 
 
+def test_a_stream_that_begins_before_its_first_token_knows_the_prompt_by_then() -> None:
+    writer = encoder(OFFICIAL)
+    writer.feed(Accepted("w", 412))
+    ((_, start),) = records(writer.open()[0].decode())
+    assert start["message"]["usage"]["input_tokens"] == 412
+
+
 def test_a_stream_that_begins_with_the_whole_reply_at_hand_does_not_tell_its_end() -> None:
     start = stream(reply(TextDelta(0, "a"), end=Finished(0, STOP, "#")), stop_sequences=["#"])[0][1]
     assert start["message"]["content"] == []

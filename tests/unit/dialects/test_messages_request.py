@@ -127,6 +127,18 @@ def nested(depth: int) -> Any:
             "invalid_json_schema",
             "output_format.schema",
         ),
+        (
+            turn("assistant", {"type": "tool_use", "id": "t", "name": "f", "input": nested(200)}),
+            VALUE,
+            "messages[1].content[0].input",
+        ),
+        (
+            turn(
+                "assistant", {"type": "x_tool_result", "tool_use_id": "t", "content": nested(200)}
+            ),
+            VALUE,
+            "messages[1].content[0].content",
+        ),
         ({"tools": {}}, SHAPE, "tools"),
         ({"tools": ["f"]}, SHAPE, "tools[0]"),
         ({"tools": [{**TOOL, "input_schema": nested(200)}]}, VALUE, "tools[0].input_schema"),
