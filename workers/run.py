@@ -322,6 +322,7 @@ class _Run:
             and not chat.reasoning.enabled,
             tool_format=self._runner.tool_format if calls_allowed(job) else None,
             tools=chat.tools if chat else (),
+            single_call=chat is not None and not chat.tool_choice.parallel,
         )
 
     def _constraint(self, reasoning_open: bool) -> Constraint | None:
@@ -459,14 +460,16 @@ class _Run:
     def _finished(
         self, chunk: EngineChunk, choice: int, parser: ChoiceParser, calls: bool
     ) -> Finished | None:
+        matched: str | int | None
         if parser.stopped:
-            return Finished(choice, FinishReason.STOP, parser.matched)
-        if chunk.finish is None:
+            reason, matched = FinishReason.STOP, parser.matched
+        elif chunk.finish is None:
             return None
-        reason = self._reason(chunk.finish)
+        else:
+            reason, matched = self._reason(chunk.finish), chunk.finish.matched
         if calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
-        return Finished(choice, reason, chunk.finish.matched)
+        return Finished(choice, reason, matched)
 
     def _reason(self, finish: EngineFinish) -> FinishReason:
         if reason := _FINISH.get(finish.reason):

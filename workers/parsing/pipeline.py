@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.delta import ReasoningDelta, TextDelta
+from schemas.delta import ReasoningDelta, TextDelta, ToolCallStarted
 from schemas.message import ToolSpec
 from schemas.sampling import StopConditions
 from workers.parsing.base import CallParser, ChoiceParser, PartDelta, PlainText
@@ -36,6 +36,7 @@ def build_parser(
     hidden_when_off: bool = False,
     tool_format: ToolFormat | None = None,
     tools: Sequence[ToolSpec] = (),
+    single_call: bool = False,
 ) -> ChoiceParser:
     """The parser for one choice, with no more stages than it needs.
 
@@ -50,6 +51,7 @@ def build_parser(
         hidden_when_off: See `ReasoningSplitter`; for requests with reasoning off only.
         tool_format: How the model writes calls; None where none may be made.
         tools: Those offered.
+        single_call: A second call ends the choice, and is none.
 
     Raises:
         KeyError: There is no such reasoning format.
@@ -71,7 +73,7 @@ def build_parser(
         scanner = StopScanner(stop, template_stops)
     if splitter is None and calls is None and scanner is None:
         return PlainText(choice)
-    return StagedParser(choice, splitter, calls, scanner, visible=visible)
+    return StagedParser(choice, splitter, calls, scanner, visible=visible, single_call=single_call)
 
 
 class StagedParser:
@@ -85,8 +87,11 @@ class StagedParser:
         scanner: StopScanner | StopPatternScanner | None,
         *,
         visible: bool,
+        single_call: bool,
     ) -> None:
         self._choice = choice
+        self._single_call = single_call
+        self._second_call = False
         self._splitter = splitter
         self._calls = calls
         self._scanner = scanner
@@ -94,7 +99,7 @@ class StagedParser:
 
     @property
     def stopped(self) -> bool:
-        return self._scanner is not None and self._scanner.stopped
+        return self._second_call or (self._scanner is not None and self._scanner.stopped)
 
     @property
     def matched(self) -> str | None:
@@ -128,9 +133,9 @@ class StagedParser:
     def finish(self) -> Sequence[PartDelta]:
         reasoning, answer = self._splitter.finish() if self._splitter else ("", "")
         parts = [*self._reasoning(reasoning), *self._answer(answer)]
-        if self._calls is not None:
+        if self._calls is not None and not self.stopped:
             parts += self._until_stop(self._calls.finish())
-        if self._scanner is not None:
+        if self._scanner is not None and not self.stopped:
             parts += self._text(self._scanner.finish())
         return parts
 
@@ -149,18 +154,20 @@ class StagedParser:
         return self._text(self._scanner.feed(text) if self._scanner else text)
 
     def _until_stop(self, parts: Sequence[PartDelta]) -> Sequence[PartDelta]:
-        """Look for stop strings in the text between calls; no match spans a call."""
-        if not self._visible:
-            parts = [part for part in parts if not isinstance(part, ReasoningDelta)]
-        if self._scanner is None:
-            return parts
+        """What of text and calls may be passed on; no stop string spans a call."""
         passed: list[PartDelta] = []
         for part in parts:
-            if isinstance(part, TextDelta):
+            if isinstance(part, TextDelta) and self._scanner is not None:
                 passed += self._text(self._scanner.feed(part.text))
+            elif isinstance(part, ReasoningDelta) and not self._visible:
+                continue
             else:
-                passed += self._text(self._scanner.finish())
-                passed.append(part)
-            if self._scanner.stopped:
+                if self._scanner is not None:
+                    passed += self._text(self._scanner.finish())
+                if self._single_call and isinstance(part, ToolCallStarted) and part.call:
+                    self._second_call = True
+                else:
+                    passed.append(part)
+            if self.stopped:
                 break
         return passed

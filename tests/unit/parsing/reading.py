@@ -23,7 +23,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def tool_parser(
-    format: str, tools: Sequence[ToolSpec] = (), *, stops: tuple[str, ...] = ()
+    format: str,
+    tools: Sequence[ToolSpec] = (),
+    *,
+    stops: tuple[str, ...] = (),
+    single_call: bool = False,
 ) -> ChoiceParser:
     """A parser for calls in one format, and nothing else."""
     return build_parser(
@@ -35,6 +39,7 @@ def tool_parser(
         template_stops=(),
         tool_format=TOOL_FORMATS[format],
         tools=tools,
+        single_call=single_call,
     )
 
 

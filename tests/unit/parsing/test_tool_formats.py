@@ -39,6 +39,15 @@ def test_a_cut_never_invents_lost_or_closed_arguments(format: str) -> None:
         assert len(text(parts)) <= length
 
 
+@pytest.mark.parametrize("format", WELL_FORMED)
+def test_a_second_call_ends_the_choice_where_one_is_allowed(format: str) -> None:
+    parser = tool_parser(format, TOOLS, single_call=True)
+    (call,) = calls(read(parser, list(WELL_FORMED[format])))
+    assert msgspec.json.decode(call[1]) == ARGUMENTS
+    assert parser.stopped
+    assert parser.matched is None
+
+
 @pytest.mark.parametrize("format", sorted({*TOOL_FORMATS} - {"gpt-oss"}))
 def test_text_without_calls_is_passed_on_as_it_is(format: str) -> None:
     output = ' In <b>1</b> [x] {"a": 1} `c` | < & > \n\n'
