@@ -42,6 +42,7 @@ TOOL = {
         "required": ["value"],
     },
 }
+TOOL_SCHEMA = {"name": TOOL["name"], "parameters": TOOL["input_schema"]}
 QUESTION = [{"role": "user", "content": "5 miles?"}]
 BODIES: dict[str, dict[str, Any]] = {
     "text": {"messages": QUESTION},
@@ -107,6 +108,27 @@ async def test_a_count_is_the_usage_of_the_request() -> None:
         # What only generating needs is not needed, and does no harm.
         body = {"model": MODEL, "messages": QUESTION}
         assert await count(http, {**body, "max_tokens": 5}) == await count(http, body)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "5 miles?"},
+        {"input": "5 miles?", "instructions": "You are terse.", "reasoning": {"effort": "high"}},
+        {"input": "5 miles?", "tools": [{"type": "function", **TOOL_SCHEMA}]},
+    ],
+)
+async def test_responses_counts_too(fields: dict[str, Any]) -> None:
+    async with memory_stack() as stack, client(stack) as http:
+        body = {"model": MODEL, **fields}
+        counted = await http.post("/v1/responses/input_tokens", json=body)
+        answer = await http.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        assert counted.json() == {
+            "object": "response.input_tokens",
+            "input_tokens": answer.json()["usage"]["input_tokens"],
+        }
+        assert ESTIMATED not in counted.headers
 
 
 @pytest.mark.broker
