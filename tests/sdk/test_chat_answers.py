@@ -124,6 +124,27 @@ ROWS = {
         finish="length",
         end=End("length"),
     ),
+    "escapes cut anywhere": Row(
+        ('<tool_call>{"name": "post", "arguments": {"msg":"hi \\', "ud8", "3d\\u", 'de00!"}}'),
+        "",
+        {"tools": [tool("post")]},
+        calls=(("post", '{"msg":"hi \\ud83d\\ude00!"}'),),
+        finish="tool_calls",
+    ),
+    "one call where no more are allowed": Row(
+        ('One.<tool_call>{"name":"f"}</tool_call>', '<tool_call>{"name":"f"}</tool_call> More.'),
+        "One.",
+        {"tools": [tool("f")], "parallel_tool_calls": False},
+        calls=(("f", "{}"),),
+        finish="tool_calls",
+    ),
+    "stop string after a call": Row(
+        ('<tool_call>{"name":"f"}</tool_call>', "So STOP here."),
+        "So ",
+        {"tools": [tool("f")], "stop": "STOP"},
+        calls=(("f", "{}"),),
+        finish="tool_calls",
+    ),
     "no calls without tools": Row(
         ('<tool_call>{"name":"f"}</tool_call>',), '<tool_call>{"name":"f"}</tool_call>'
     ),
