@@ -77,21 +77,21 @@ async def respond(client: openai.AsyncOpenAI, stream: bool, **fields: Any) -> An
 
 
 @pytest.mark.rule("responses.documented-body")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer(client: openai.AsyncOpenAI, stream: bool) -> None:
-    answer = await respond(
-        client, stream, instructions="Answer in one sentence.", input="[[say:Two words.]]"
-    )
-    assert answer.output_text == "Two words."
-    assert (answer.status, answer.model, answer.object) == ("completed", MODEL, "response")
-    assert answer.id.startswith("resp_")
-    assert len(answer.id) == 37
-    assert answer.instructions == "Answer in one sentence."
-    assert answer.parallel_tool_calls is True
-    assert answer.usage.output_tokens == 2
-    assert answer.usage.total_tokens == answer.usage.input_tokens + 2
-    assert answer.usage.output_tokens_details.reasoning_tokens == 0
-    assert answer.completed_at >= answer.created_at
+async def test_an_answer(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        answer = await respond(
+            client, stream, instructions="Answer in one sentence.", input="[[say:Two words.]]"
+        )
+        assert answer.output_text == "Two words."
+        assert (answer.status, answer.model, answer.object) == ("completed", MODEL, "response")
+        assert answer.id.startswith("resp_")
+        assert len(answer.id) == 37
+        assert answer.instructions == "Answer in one sentence."
+        assert answer.parallel_tool_calls is True
+        assert answer.usage.output_tokens == 2
+        assert answer.usage.total_tokens == answer.usage.input_tokens + 2
+        assert answer.usage.output_tokens_details.reasoning_tokens == 0
+        assert answer.completed_at >= answer.created_at
 
 
 @pytest.mark.rule("responses.text-delta", "responses.sequence-number")
@@ -116,18 +116,18 @@ async def test_the_stream_helper(client: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.rule("responses.json-raw")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_structured_output_is_parsed(client: openai.AsyncOpenAI, stream: bool) -> None:
-    if stream:
-        helper = client.responses.stream(model=MODEL, input="Invent.", text_format=Person)
-        async with helper as events:
-            done = [e async for e in events if e.type == "response.output_text.done"]
-            final: Any = await events.get_final_response()
-        assert done[0].parsed == final.output_parsed
-    else:
-        final = await client.responses.parse(model=MODEL, input="Invent.", text_format=Person)
-    assert isinstance(final.output_parsed, Person)
-    assert orjson.loads(final.output_text) == final.output_parsed.model_dump()
+async def test_structured_output_is_parsed(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        if stream:
+            helper = client.responses.stream(model=MODEL, input="Invent.", text_format=Person)
+            async with helper as events:
+                done = [e async for e in events if e.type == "response.output_text.done"]
+                final: Any = await events.get_final_response()
+            assert done[0].parsed == final.output_parsed
+        else:
+            final = await client.responses.parse(model=MODEL, input="Invent.", text_format=Person)
+        assert isinstance(final.output_parsed, Person)
+        assert orjson.loads(final.output_text) == final.output_parsed.model_dump()
 
 
 @pytest.mark.rule("responses.json-one-delta")
@@ -142,58 +142,60 @@ async def test_json_of_a_schema_streams_in_one_delta(client: openai.AsyncOpenAI)
 
 
 @pytest.mark.rule("responses.incomplete", "responses.output-limit")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_output_limit(client: openai.AsyncOpenAI, stream: bool) -> None:
-    answer = await respond(client, stream, input="[[say:one two three]]", max_output_tokens=2)
-    assert (answer.output_text, answer.status) == ("one two", "incomplete")
-    assert answer.incomplete_details.reason == "max_output_tokens"
-    assert answer.output[0].status == "incomplete"
-    assert answer.usage.output_tokens == 2
+async def test_the_output_limit(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        answer = await respond(client, stream, input="[[say:one two three]]", max_output_tokens=2)
+        assert (answer.output_text, answer.status) == ("one two", "incomplete")
+        assert answer.incomplete_details.reason == "max_output_tokens"
+        assert answer.output[0].status == "incomplete"
+        assert answer.usage.output_tokens == 2
 
 
 @pytest.mark.rule("responses.limit-includes-reasoning", "responses.budget-spent")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_counts_toward_the_limit(client: openai.AsyncOpenAI, stream: bool) -> None:
-    answer = await respond(
-        client,
-        stream,
-        input="[[think:Let x be a number such that]]",
-        reasoning={"effort": "high"},
-        max_output_tokens=5,
-    )
-    assert (answer.status, answer.output) == ("incomplete", [])
-    assert answer.incomplete_details.reason == "max_output_tokens"
-    assert answer.usage.output_tokens == 5
-    assert answer.usage.output_tokens_details.reasoning_tokens == 5
-
-
-@pytest.mark.rule("responses.reasoning-not-returned", "responses.official-reasoning")
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("profile", "kinds"), [("wafer", ["message"]), ("official", ["reasoning", "message"])]
-)
-async def test_reasoning_is_shown_as_the_profile_says(
-    profile: str, kinds: list[str], stream: bool
-) -> None:
-    async with memory_stack(profile=profile) as stack, sdk(stack) as client:
+async def test_reasoning_counts_toward_the_limit(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
         answer = await respond(
             client,
             stream,
-            input="[[think:Hmm, well.]][[say:Yes.]]",
-            reasoning={"effort": "high", "summary": "auto"},
+            input="[[think:Let x be a number such that]]",
+            reasoning={"effort": "high"},
+            max_output_tokens=5,
         )
-        assert [item.type for item in answer.output] == kinds
-        assert answer.output_text == "Yes."
-        assert answer.usage.output_tokens_details.reasoning_tokens
-        if profile == "official":
-            assert answer.output[0].content[0].text == "Hmm, well."
-        # What came out goes in again.
-        again = await respond(
-            client,
-            stream,
-            input=[user("x"), *(item.to_dict() for item in answer.output), user("[[say:Fine.]]")],
-        )
-        assert again.output_text == "Fine."
+        assert (answer.status, answer.output) == ("incomplete", [])
+        assert answer.incomplete_details.reason == "max_output_tokens"
+        assert answer.usage.output_tokens == 5
+        assert answer.usage.output_tokens_details.reasoning_tokens == 5
+
+
+@pytest.mark.rule("responses.reasoning-not-returned", "responses.official-reasoning")
+@pytest.mark.parametrize(
+    ("profile", "kinds"), [("wafer", ["message"]), ("official", ["reasoning", "message"])]
+)
+async def test_reasoning_is_shown_as_the_profile_says(profile: str, kinds: list[str]) -> None:
+    for stream in (False, True):
+        async with memory_stack(profile=profile) as stack, sdk(stack) as client:
+            answer = await respond(
+                client,
+                stream,
+                input="[[think:Hmm, well.]][[say:Yes.]]",
+                reasoning={"effort": "high", "summary": "auto"},
+            )
+            assert [item.type for item in answer.output] == kinds
+            assert answer.output_text == "Yes."
+            assert answer.usage.output_tokens_details.reasoning_tokens
+            if profile == "official":
+                assert answer.output[0].content[0].text == "Hmm, well."
+            # What came out goes in again.
+            again = await respond(
+                client,
+                stream,
+                input=[
+                    user("x"),
+                    *(item.to_dict() for item in answer.output),
+                    user("[[say:Fine.]]"),
+                ],
+            )
+            assert again.output_text == "Fine."
 
 
 @pytest.mark.rule("responses.official-incomplete")
@@ -234,17 +236,17 @@ async def test_profile_official_names_what_it_left_out() -> None:
 
 
 @pytest.mark.rule("responses.call-round-trip")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_round_trip(client: openai.AsyncOpenAI, stream: bool) -> None:
-    question = user('[[tool:get_weather {"city": "Paris"}]] [[say:Sunny.]]')
-    asked = await respond(client, stream, input=[question], tools=[WEATHER])
-    call = asked.output[-1]
-    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
-    assert orjson.loads(call.arguments) == {"city": "Paris"}
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "18C"}
-    history = [question, *(item.to_dict() for item in asked.output), output]
-    answer = await respond(client, stream, input=history, tools=[WEATHER])
-    assert answer.output_text == "Sunny."
+async def test_a_tool_round_trip(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        question = user('[[tool:get_weather {"city": "Paris"}]] [[say:Sunny.]]')
+        asked = await respond(client, stream, input=[question], tools=[WEATHER])
+        call = asked.output[-1]
+        assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+        assert orjson.loads(call.arguments) == {"city": "Paris"}
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "18C"}
+        history = [question, *(item.to_dict() for item in asked.output), output]
+        answer = await respond(client, stream, input=history, tools=[WEATHER])
+        assert answer.output_text == "Sunny."
 
 
 @pytest.mark.rule("responses.parallel-calls", "responses.parallel")
@@ -268,18 +270,18 @@ async def test_a_forced_call(client: openai.AsyncOpenAI, choice: Any) -> None:
 
 
 @pytest.mark.rule("responses.custom-call", "responses.custom-replay")
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_custom_tool_round_trip(client: openai.AsyncOpenAI, stream: bool) -> None:
-    patch = '*** Begin Patch\n+say "hi"\n*** End Patch'
-    arguments = orjson.dumps({"input": patch}).decode()
-    question = user(f"[[tool:apply_patch {arguments}]] [[say:Done.]]")
-    asked = await respond(client, stream, input=[question], tools=[PATCH])
-    call = asked.output[-1]
-    assert (call.type, call.name, call.input) == ("custom_tool_call", "apply_patch", patch)
-    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}
-    history = [question, *(item.to_dict() for item in asked.output), output]
-    answer = await respond(client, stream, input=history, tools=[PATCH])
-    assert answer.output_text == "Done."
+async def test_a_custom_tool_round_trip(client: openai.AsyncOpenAI) -> None:
+    for stream in (False, True):
+        patch = '*** Begin Patch\n+say "hi"\n*** End Patch'
+        arguments = orjson.dumps({"input": patch}).decode()
+        question = user(f"[[tool:apply_patch {arguments}]] [[say:Done.]]")
+        asked = await respond(client, stream, input=[question], tools=[PATCH])
+        call = asked.output[-1]
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "apply_patch", patch)
+        output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "ok"}
+        history = [question, *(item.to_dict() for item in asked.output), output]
+        answer = await respond(client, stream, input=history, tools=[PATCH])
+        assert answer.output_text == "Done."
 
 
 # --- What an agent sends -------------------------------------------------------------------------
