@@ -22,6 +22,7 @@ import msgspec
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 _LAST: Final = 0x10FFFF
+_ALL: Final[tuple[tuple[int, int], ...]] = ((0, _LAST),)
 _MAX_NESTING: Final = 40
 _MAX_COUNT: Final = 100_000
 
@@ -100,6 +101,11 @@ def in_json_text(pattern: str) -> str:
     )
 
 
+def json_text_of_length(least: int, most: int | None) -> str:
+    """The expression for the inside of a JSON string of some length, in characters."""
+    return f"{_in_json(_ALL)}{{{least},{'' if most is None else most}}}"
+
+
 def _item(item: Item) -> str:
     if isinstance(item.what, Group):
         inner = "|".join(
@@ -144,8 +150,6 @@ def _character(code: int) -> str:
 
 
 # --- Sets of characters --------------------------------------------------------------------------
-
-_ALL: Final[Ranges] = ((0, _LAST),)
 
 
 def _union(ranges: Sequence[tuple[int, int]]) -> Ranges:

@@ -29,7 +29,7 @@ from schemas.errors import (
 from schemas.job import ChatPrompt, Job
 from schemas.json_schema import enforceable
 from schemas.message import ToolChoice, ToolSpec
-from schemas.regex import UnsupportedRegex, in_json_text, parse
+from schemas.regex import UnsupportedRegex, in_json_text, json_text_of_length, parse
 from schemas.sampling import (
     Constraint,
     Ebnf,
@@ -42,6 +42,7 @@ from workers.parsing.reasoning import ReasoningFormat
 from workers.parsing.tools import ToolFormat
 
 _MOST_WHITE_SPACE: Final = 1  # a model that is unsure can go on with line breaks for ever
+_LONGEST_PATTERN: Final = 256  # a pattern's compilation takes time that grows with its repetitions
 _MOST_LINE_BREAKS: Final = 3  # after reasoning; they belong to its marker
 
 
@@ -136,7 +137,7 @@ def _parameters(schema: dict[str, Any] | None) -> dict[str, Any] | None:
     if schema is None:
         return None
     try:
-        written: dict[str, Any] = _in_json(enforceable(schema, param="parameters"))
+        written: dict[str, Any] = in_json(enforceable(schema, param="parameters"))
     except RequestError:
         return {"type": "object"}
     return written
@@ -146,7 +147,7 @@ def _prepared(constraint: Constraint | None) -> Constraint | None:
     """The constraint without what compilers would silently ignore."""
     match constraint:
         case JsonSchema(schema=schema):
-            return JsonSchema(schema=_in_json(schema))
+            return JsonSchema(schema=in_json(schema))
         case Regex(pattern=pattern):
             try:
                 parse(pattern)
@@ -161,22 +162,38 @@ def _prepared(constraint: Constraint | None) -> Constraint | None:
             return constraint
 
 
-def _in_json(schema: Any) -> Any:
-    """The schema with its patterns written for JSON text, where some characters are escaped."""
+def in_json(schema: Any) -> Any:
+    """An enforceable schema, its strings described as JSON text, where some characters are escaped.
+
+    XGrammar takes a pattern for the text between the quotation marks as it stands there, and lets
+    control characters through in strings of a given length.
+    """
     if isinstance(schema, list):
-        return [_in_json(entry) for entry in schema]
+        return [in_json(entry) for entry in schema]
     if not isinstance(schema, Mapping) or "enum" in schema or "const" in schema:
         return schema
+    if schema.get("type") == "string":
+        return _string_in_json(schema)
     written: dict[str, Any] = {}
     for name, value in schema.items():
-        if name == "pattern" and isinstance(value, str):
-            written[name] = in_json_text(value)
-        elif name == "properties":
-            written[name] = {key: _in_json(entry) for key, entry in value.items()}
-        elif name == "patternProperties":
-            written[name] = {in_json_text(key): _in_json(entry) for key, entry in value.items()}
-        else:
-            written[name] = _in_json(value)
+        match name:
+            case "properties":
+                written[name] = {key: in_json(entry) for key, entry in value.items()}
+            case "patternProperties":
+                written[name] = {in_json_text(key): in_json(entry) for key, entry in value.items()}
+            case _:
+                written[name] = in_json(value)
+    return written
+
+
+def _string_in_json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    written = dict(schema)
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if "pattern" in schema:
+        written["pattern"] = in_json_text(schema["pattern"])
+    elif (least or most) and max(least, most or 0) <= _LONGEST_PATTERN:
+        written = {name: schema[name] for name in schema if name not in ("minLength", "maxLength")}
+        written["pattern"] = json_text_of_length(least, most)
     return written
 
 
