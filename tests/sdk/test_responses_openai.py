@@ -172,8 +172,8 @@ async def test_reasoning_counts_toward_the_limit(client: openai.AsyncOpenAI) -> 
     ("profile", "kinds"), [("wafer", ["message"]), ("official", ["reasoning", "message"])]
 )
 async def test_reasoning_is_shown_as_the_profile_says(profile: str, kinds: list[str]) -> None:
-    for stream in (False, True):
-        async with memory_stack(profile=profile) as stack, sdk(stack) as client:
+    async with memory_stack(profile=profile) as stack, sdk(stack) as client:
+        for stream in (False, True):
             answer = await respond(
                 client,
                 stream,
@@ -186,15 +186,8 @@ async def test_reasoning_is_shown_as_the_profile_says(profile: str, kinds: list[
             if profile == "official":
                 assert answer.output[0].content[0].text == "Hmm, well."
             # What came out goes in again.
-            again = await respond(
-                client,
-                stream,
-                input=[
-                    user("x"),
-                    *(item.to_dict() for item in answer.output),
-                    user("[[say:Fine.]]"),
-                ],
-            )
+            history = [user("x"), *(item.to_dict() for item in answer.output)]
+            again = await respond(client, stream, input=[*history, user("[[say:Fine.]]")])
             assert again.output_text == "Fine."
 
 
