@@ -56,15 +56,26 @@ class CallSequence:
     A fragment belongs to the call with its index. Where a server leaves the index out, or gives
     every call the same, a new id together with a name begins a call. Names and ids repeated with
     later fragments begin nothing. Fragments of a call wait until the calls before it are complete.
+    So must text that comes while a call is `unfinished`: arguments follow their call directly.
     """
 
     def __init__(self, choice: int) -> None:
         self._choice = choice
         self._calls: list[_Call] = []
         self._open = -1  # the call whose Deltas are being passed on
+        self._closed = -1  # the last call that text has followed
 
     def __bool__(self) -> bool:
         return bool(self._calls)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the arguments of the call passed on last are not whole yet."""
+        return self._open > self._closed and not self._calls[self._open].complete()
+
+    def close(self) -> None:
+        """Something else follows the calls so far."""
+        self._closed = self._open
 
     def feed(self, fragment: CallFragment) -> list[PartDelta]:
         """Take a fragment.
@@ -84,8 +95,10 @@ class CallSequence:
                 return []
             call = _Call(fragment.index, fragment.id, function.name)
             self._calls.append(call)
-        elif arguments.strip() and self._calls.index(call) < self._open:
-            raise failed("upstream went on with a tool call that was complete")
+        elif self._calls.index(call) < max(self._open, self._closed + 1):
+            if arguments.strip():
+                raise failed("upstream went on with a tool call that was complete")
+            arguments = ""
         if arguments:
             call.arguments += arguments
             call.waiting.append(arguments)

@@ -109,6 +109,7 @@ class ReplyReader:
         self._scanner = StopScanner(self._stop)
         self._calls = CallSequence(request.choice)
         self._deltas: list[PartDelta] = []
+        self._behind: list[PartDelta] = []  # text and reasoning that waits for a call's end
         self._logprobs: list[TokenLogprob] = []
         self._counted = 0
         self._reasoned = 0
@@ -171,6 +172,7 @@ class ReplyReader:
         if not self.stopped:
             self._flush_text()
             self._deltas += self._calls.finish()
+        self._deltas += self._behind
         usage = self._usage or _Usage()
         total = self._counted if usage.completion_tokens is None else usage.completion_tokens
         reasoning = usage.reasoning_tokens
@@ -199,7 +201,7 @@ class ReplyReader:
             self._reasoned += bool(reasoning)
         if reasoning and self._visible:
             self._flush_text()
-            self._deltas.append(ReasoningDelta(self._choice, reasoning))
+            self._emit(ReasoningDelta(self._choice, reasoning))
         if text:
             self._logprobs += _token_logprobs(logprobs)
             self._text(self._scanner.feed(text))
@@ -211,6 +213,10 @@ class ReplyReader:
             self._flush_text()
             for call in delta.tool_calls:
                 self._deltas += self._calls.feed(call)
+            if self._behind and not self._calls.unfinished:
+                self._deltas += self._behind
+                self._behind.clear()
+                self._calls.close()
 
     def _finish(self, choice: _Choice) -> None:
         reason = _FINISH.get(choice.finish_reason or "")
@@ -225,7 +231,15 @@ class ReplyReader:
 
     def _text(self, text: str) -> None:
         if text:
-            self._deltas.append(TextDelta(self._choice, text))
+            self._emit(TextDelta(self._choice, text))
+
+    def _emit(self, delta: TextDelta | ReasoningDelta) -> None:
+        """Pass text or reasoning on, unless it came amid a call."""
+        if self._behind or self._calls.unfinished:
+            self._behind.append(delta)
+        else:
+            self._deltas.append(delta)
+            self._calls.close()
 
     def _flush_text(self) -> None:
         self._text(self._scanner.finish())

@@ -466,6 +466,43 @@ class TestToolCalls:
         assert chunk is not None
         assert chunk.deltas == (ToolCallStarted(0, 0, "a"), ArgumentsDelta(0, 0, '{"x'))
 
+    def test_text_amid_a_call_waits_for_its_end(self) -> None:
+        deltas, _ = read(
+            record(call(0, "c0", "a", '{"x":')),
+            record({"content": "\n"}),
+            record({"reasoning_content": "Hm."}),
+            record({"content": "Then."}),
+            record(call(0, args="1}")),
+            record({"content": " Done."}),
+            record(call(1, "c1", "b", "{}")),
+            record(finish="tool_calls"),
+        )
+        assert deltas == [
+            ToolCallStarted(0, 0, "a"),
+            ArgumentsDelta(0, 0, '{"x":'),
+            ArgumentsDelta(0, 0, "1}"),
+            TextDelta(0, "\n"),
+            ReasoningDelta(0, "Hm."),
+            TextDelta(0, "Then."),
+            TextDelta(0, " Done."),
+            ToolCallStarted(0, 1, "b"),
+            ArgumentsDelta(0, 1, "{}"),
+        ]
+
+    def test_text_after_a_call_without_arguments_is_not_lost(self) -> None:
+        deltas, _ = read(
+            record(call(0, "c0", "a", "")), record({"content": "Done."}), record(finish="stop")
+        )
+        assert deltas == [ToolCallStarted(0, 0, "a"), TextDelta(0, "Done.")]
+
+    def test_a_call_that_text_has_followed_is_over(self) -> None:
+        whole = record(call(0, "c0", "a", "{}"))
+        text = record({"content": "Done."})
+        deltas, _ = read(whole, text, record(call(0, args="\n")), record(finish="stop"))
+        assert deltas[-1] == TextDelta(0, "Done.")
+        with pytest.raises(GenerationFailed):
+            read(whole, text, record(call(0, args="{}")), record(finish="stop"))
+
     def test_call_behind_an_incomplete_one_comes_at_the_end(self) -> None:
         deltas, _ = read(
             record(call(0, "c0", "a", '{"x')),
