@@ -19,7 +19,7 @@ import orjson
 
 from ingress.dialects import messages_errors, sse, wire_json
 from ingress.dialects.base import Frame, Stamp
-from ingress.dialects.parts import Closed, Grew, Opened, Part, PartEvent, Parts
+from ingress.dialects.parts import Closed, Grew, Kind, Opened, Part, PartEvent, Parts
 from schemas.delta import (
     Accepted,
     ArgumentsDelta,
@@ -48,11 +48,11 @@ _STOP: Final[Frame] = sse.event("message_stop", b'{"type":"message_stop"}')
 _BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _TOOL_ID_LENGTH: Final = 24
 
-# Per kind of part: type of its deltas, and the field that holds their text.
-_DELTAS: Final = {
-    "text": ("text_delta", "text"),
-    "reasoning": ("thinking_delta", "thinking"),
-    "call": ("input_json_delta", "partial_json"),
+# Per kind of part: what adds to it, the type of its deltas, and the field that holds their text.
+_DELTAS: Final[dict[Kind, tuple[type[TextDelta | ReasoningDelta | ArgumentsDelta], str, str]]] = {
+    "text": (TextDelta, "text_delta", "text"),
+    "reasoning": (ReasoningDelta, "thinking_delta", "thinking"),
+    "call": (ArgumentsDelta, "input_json_delta", "partial_json"),
 }
 
 
@@ -72,6 +72,8 @@ class MessagesEncoder:
         self._omit_thinking = omit_thinking
         self._parts = Parts()
         self._head = self._tail = b""  # of each delta of the open block
+        self._growing: Part | None = None  # the open part, while a Delta can only add to it
+        self._grows_by: type[Delta] = TextDelta
         self._begun = Usage()
         self._usage: Usage | None = None
         self._stop_reason: str | None = None
@@ -89,6 +91,12 @@ class MessagesEncoder:
         return (start, _PING) if self._profile.pings else (start,)
 
     def feed(self, delta: Delta) -> Sequence[Frame]:
+        if (part := self._growing) is not None:
+            if type(delta) is self._grows_by:
+                text: str = delta.text  # type: ignore[union-attr]  # `is` does not narrow
+                part.grow(text)
+                return (self._head + wire_json.encode_text(text) + self._tail,) if text else ()
+            self._growing = None  # perhaps not any more: the parts tell
         match delta:
             case TextDelta() | ReasoningDelta() | ArgumentsDelta() | ToolCallStarted():
                 return self._frames(self._parts.feed(delta))
@@ -112,16 +120,15 @@ class MessagesEncoder:
         return (_PING,) if self._profile.pings else (sse.KEEP_ALIVE,)
 
     def _frames(self, events: Sequence[PartEvent]) -> Sequence[Frame]:
-        if len(events) == 1 and type(event := events[0]) is Grew:
-            return self._grow(event)
         frames: list[Frame] = []
         for event in events:
             match event:
                 case Opened(part=part):
                     frames.append(self._open_block(part))
-                case Grew():
-                    frames += self._grow(event)
+                case Grew(part=part):
+                    frames += self._grow(part, event.text)
                 case Closed(part=part):
+                    self._growing = None
                     frames.append(
                         sse.event(
                             "content_block_stop",
@@ -130,13 +137,14 @@ class MessagesEncoder:
                     )
         return frames
 
-    def _grow(self, event: Grew) -> Sequence[Frame]:
-        if not event.text or (self._omit_thinking and event.part.kind == "reasoning"):
+    def _grow(self, part: Part, text: str) -> Sequence[Frame]:
+        if not text or (self._omit_thinking and part.kind == "reasoning"):
             return _NO_FRAMES
-        return (self._head + wire_json.encode_text(event.text) + self._tail,)
+        self._growing = part
+        return (self._head + wire_json.encode_text(text) + self._tail,)
 
     def _open_block(self, part: Part) -> Frame:
-        kind, field = _DELTAS[part.kind]
+        self._grows_by, kind, field = _DELTAS[part.kind]
         frame = sse.event(
             "content_block_delta",
             b'{"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":\0}}'
