@@ -305,7 +305,7 @@ class ChatEncoder:
 
     def _choice_object(self, choice: _Choice) -> dict[str, Any]:
         calls = [call.written() for call in choice.calls]
-        message = {
+        message: dict[str, Any] = {
             "role": "assistant",
             "content": "".join(choice.content),
             "reasoning_content": "".join(choice.reasoning) or None,

@@ -201,9 +201,7 @@ async def test_legacy_functions(client: openai.AsyncOpenAI) -> None:
         choice.message.model_dump(include={"role", "content", "function_call"}),
         {"role": "function", "name": "get_weather", "content": "18C"},
     ]
-    final = await client.chat.completions.create(
-        model=MODEL, messages=history, functions=functions
-    )
+    final = await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
     assert final.choices[0].message.content == "Rain."
 
 
