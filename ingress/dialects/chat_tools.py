@@ -9,13 +9,20 @@ Source: Chat Completions, sections 8 (tools) and 12 (legacy function calling).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Tag, model_validator
+from pydantic import AfterValidator, Tag, model_validator
 
 from ingress.dialects import tools
 from ingress.dialects.custom_tools import custom_tool
-from ingress.dialects.validation import Flag, WireModel, bad_shape, by_field, check_depth
+from ingress.dialects.validation import (
+    STRING_OR_OBJECT,
+    Flag,
+    WireModel,
+    bad_shape,
+    by_field,
+    check_depth,
+)
 from schemas.errors import InvalidTool, ToolChoiceUnknownTool, UnsupportedValue
 from schemas.message import ToolChoice, ToolSpec
 
@@ -117,18 +124,6 @@ class AllowedChoice(WireModel):
     allowed_tools: AllowedTools
 
 
-def _string_or_object(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<object>" if isinstance(value, dict) else None
-
-
-_STRING_OR_OBJECT: Final = Discriminator(
-    _string_or_object,
-    custom_error_type="schema_validation_failed",
-    custom_error_message="must be a string or an object",
-)
-
 Choice: TypeAlias = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("<string>")]
     | Annotated[
@@ -140,12 +135,12 @@ Choice: TypeAlias = Annotated[
         ],
         Tag("<object>"),
     ],
-    _STRING_OR_OBJECT,
+    STRING_OR_OBJECT,
 ]
 
 LegacyChoice: TypeAlias = Annotated[
     Annotated[Literal["auto", "none"], Tag("<string>")] | Annotated[NamedTool, Tag("<object>")],
-    _STRING_OR_OBJECT,
+    STRING_OR_OBJECT,
 ]
 
 # --- Neutral tools -------------------------------------------------------------------------------

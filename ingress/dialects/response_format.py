@@ -12,10 +12,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, Tag, model_validator
 
 from ingress import json_schema
-from ingress.dialects.validation import WireModel, bad_shape, bad_value, by_field, check_depth
+from ingress.dialects.validation import (
+    STRING_OR_OBJECT,
+    WireModel,
+    bad_shape,
+    bad_value,
+    by_field,
+    check_depth,
+)
 from schemas.errors import UnsupportedParameter, UnsupportedValue
 from schemas.model_card import Capabilities
 from schemas.sampling import Constraint, Ebnf, JsonObject, JsonSchema, Regex, StructuralTag
@@ -56,22 +63,12 @@ class GrammarDefinition(WireModel):
     definition: Pattern
 
 
-def _grammar_tag(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "<string>"
-    return "<object>" if isinstance(value, dict) else None
-
-
 class GrammarFormat(WireModel):
     """Text that a grammar derives."""
 
     grammar: Annotated[
         Annotated[Pattern, Tag("<string>")] | Annotated[GrammarDefinition, Tag("<object>")],
-        Discriminator(
-            _grammar_tag,
-            custom_error_type="schema_validation_failed",
-            custom_error_message="must be a string or an object",
-        ),
+        STRING_OR_OBJECT,
     ]
 
 

@@ -126,6 +126,20 @@ Tags are written in angle brackets so that they can be told from field names in 
 """
 
 
+def _string_or_object(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<string>"
+    return "<object>" if isinstance(value, dict) else None
+
+
+STRING_OR_OBJECT = Discriminator(
+    _string_or_object,
+    custom_error_type=SchemaValidationFailed.code,
+    custom_error_message="must be a string or an object",
+)
+"""Picks the member of a union tagged `<string>` and `<object>`."""
+
+
 def by_field(field: str, *allowed: str) -> Discriminator:
     """Picks the member of a union of objects that is tagged `<value of field>`.
 
