@@ -96,11 +96,20 @@ def conversation(
     reader = _Reader(vision=vision)
     if instructions := _system_text(system):
         reader.messages.append(_said("system", instructions))
-    for role, run in groupby(enumerate(turns), key=lambda item: item[1].role):
+    # A system turn that says nothing must not part the turns around it.
+    spoken = [item for item in enumerate(turns) if _says_something(item[1])]
+    for role, run in groupby(spoken, key=lambda item: item[1].role):
         reader.read(role, list(run))
-    if not isinstance(turns[-1], AssistantTurn):
+    if not reader.messages:
+        raise UnsupportedValue("`messages` has nothing to answer.", param="messages")
+    index, last = spoken[-1] if spoken else (0, turns[0])
+    if not isinstance(last, AssistantTurn):
         return Conversation(messages=tuple(reader.messages))
-    return _prefilled(reader.messages, f"messages[{len(turns) - 1}]")
+    return _prefilled(reader.messages, f"messages[{index}]")
+
+
+def _says_something(turn: Turn) -> bool:
+    return not isinstance(turn, SystemTurn) or bool(_turn_text(turn))
 
 
 def _prefilled(messages: list[Message], param: str) -> Conversation:
@@ -123,6 +132,11 @@ def _system_text(system: SystemContent | None) -> str:
     if system is None or isinstance(system, str):
         return system or ""
     return _lines(block.text for block in system if not block.text.startswith(PER_REQUEST_LINE))
+
+
+def _turn_text(turn: SystemTurn) -> str:
+    content = turn.content
+    return content if isinstance(content, str) else _lines(block.text for block in content)
 
 
 def _lines(texts: Iterable[str]) -> str:
@@ -154,14 +168,7 @@ class _Reader:
     # --- System ----------------------------------------------------------------------------------
 
     def _system(self, turns: Sequence[SystemTurn]) -> None:
-        text = _lines(
-            turn.content
-            if isinstance(turn.content, str)
-            else _lines(block.text for block in turn.content)
-            for turn in turns
-        )
-        if not text:
-            return
+        text = _lines(map(_turn_text, turns))
         if self.messages and self.messages[-1].role == "system":
             text = _lines((self.messages.pop().text, text))
         self.messages.append(_said("system", text))

@@ -13,7 +13,15 @@ from anthropic import transform_schema
 from pydantic import BaseModel
 
 from schemas.transport.memory import MemoryTransport
-from tests.fixtures.stack import MODEL, Stack, memory_stack, ready, run_worker, serve_pod
+from tests.fixtures.stack import (
+    MODEL,
+    Stack,
+    TimeLimits,
+    memory_stack,
+    ready,
+    run_worker,
+    serve_pod,
+)
 from workers.engines.scripted import ScriptedEngine
 
 WEATHER: Any = {
@@ -404,6 +412,18 @@ async def test_a_failure_in_the_stream_is_no_success(client: anthropic.AsyncAnth
             await helper.get_final_message()
     with pytest.raises(anthropic.InternalServerError):
         await client.messages.create(model=MODEL, max_tokens=20, messages=messages)
+
+
+@pytest.mark.rule("messages.keep-alive", "messages.no-ping")
+async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
+    limits = TimeLimits(commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.4)
+    body = {"model": MODEL, "max_tokens": 20, "stream": True}
+    body["messages"] = [user("[[say:a b]][[hang:1]]")]
+    async with memory_stack(limits=limits) as stack, httpx.AsyncClient(timeout=10) as http:
+        response = await http.post(f"{stack.url}/v1/messages", json=body)
+    assert response.content.count(b": keep-alive\n\n") >= 3
+    names = [line[7:] for line in response.text.split("\n") if line.startswith("event: ")]
+    assert names == ["message_start", "content_block_start", "content_block_delta", "error"]
 
 
 # --- Claude Code ---------------------------------------------------------------------------------

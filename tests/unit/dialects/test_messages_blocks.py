@@ -107,6 +107,16 @@ def test_neighbouring_turns_of_one_role_are_one() -> None:
     assert [message.role for message in read(*turns)] == ["user", "assistant", "tool", "user"]
 
 
+def test_a_system_turn_that_says_nothing_is_no_turn() -> None:
+    for content in ("", [], [text("")]):
+        silent = {"role": "system", "content": content}
+        assert read(HI, silent, user(text("go"))) == (said("user", "hi\ngo"),)
+        assert prompt(messages=[HI, assistant(text("So")), silent]).continue_last
+        assert read(silent, system="Be brief.") == (said("system", "Be brief."),)
+        error = refused(messages=[silent])
+        assert (error.info().code, error.param) == ("unsupported_value", "messages")
+
+
 def test_a_turn_without_text_is_served() -> None:
     assert read(user(text(""))) == (said("user"),)
     assert read({"role": "user", "content": ""}) == (said("user"),)
