@@ -16,7 +16,15 @@ from workers.parsing.harmony import HARMONY
 from workers.parsing.tools_json import HERMES, INTERNS1, LLAMA3
 from workers.parsing.tools_named import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, MISTRAL
 from workers.parsing.tools_pythonic import LFM2, PYTHONIC
-from workers.parsing.tools_tagged import DOTS, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, DsmlFormat
+from workers.parsing.tools_tagged import (
+    DOTS,
+    GLM45,
+    GLM47,
+    MIMO,
+    MINIMAX_M2,
+    QWEN3_CODER,
+    DsmlFormat,
+)
 
 
 class ToolFormat(Protocol):
@@ -57,7 +65,7 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "lfm2": LFM2,
     "ling3": GLM45,
     "llama3": LLAMA3,
-    "mimo": QWEN3_CODER,
+    "mimo": MIMO,
     "minimax-m2": MINIMAX_M2,
     "mistral": MISTRAL,
     "nanbeige": QWEN3_CODER,

@@ -186,6 +186,21 @@ QWEN3_CODER: Final = TaggedFormat(
     ),
 )
 
+MIMO: Final = TaggedFormat(
+    Tags(
+        section=("<tool_call>", "</tool_call>"),
+        call=("<function=", ">", "</function>"),
+        argument=("<parameter=", ">", "</parameter>"),
+    ),
+    Calls(
+        trigger="<tool_call>\n<function=",
+        begin="<tool_call>\n<function={name}>\n",
+        end="\n</function>\n</tool_call>",
+        separator="\n",
+        style="qwen_xml",
+    ),
+)
+
 MINIMAX_M2: Final = TaggedFormat(
     Tags(
         section=("<minimax:tool_call>", "</minimax:tool_call>"),

@@ -70,7 +70,7 @@ _QWEN_ARGUMENTS = _tagged("<parameter=", ">\n", "\n</parameter>\n")
 _DS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")  # noqa: RUF001
 _DS_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")  # noqa: RUF001
 
-WELL_FORMED: Final[dict[str, str]] = {
+WELL_FORMED: dict[str, str] = {
     "hermes": (
         f'{SAID}\n<tool_call>\n{{"name": "get_weather", "arguments": {_JSON}}}\n</tool_call>\n'
         '<tool_call>\n{"name": "get_clock", "arguments": {}}\n</tool_call>'
@@ -207,4 +207,26 @@ _DAMAGED: Final[dict[str, tuple[str, ...]]] = {
         "<|channel|>analysis to=browser.search code<|message|>{}<|call|>",
     ),
 }
-RECORDED: Final = {format: (WELL_FORMED[format], *damaged) for format, damaged in _DAMAGED.items()}
+WELL_FORMED["lfm2"] = (
+    WELL_FORMED["pythonic"].replace("\n[", "<|tool_call_start|>[") + "<|tool_call_end|>"
+)
+_MIMO_ARGUMENTS = _tagged("<parameter=", ">", "</parameter>\n")
+WELL_FORMED["mimo"] = WELL_FORMED["qwen3_coder"].replace(_QWEN_ARGUMENTS, _MIMO_ARGUMENTS)
+WELL_FORMED["spark25"] = WELL_FORMED["glm45"].replace("</arg_key>\n", "</arg_key>")
+# Formats that differ in name only, or in white space that says nothing.
+_AS: Final = {
+    "glm": "glm45",
+    "ling3": "glm45",
+    "nanbeige": "qwen3_coder",
+    "poolside_v1": "glm45",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "step3p5": "qwen3_coder",
+    "trinity": "hermes",
+}
+WELL_FORMED |= {name: WELL_FORMED[same] for name, same in _AS.items()}
+RECORDED: Final = {
+    format: (text, *_DAMAGED.get(format, ()))
+    for format, text in WELL_FORMED.items()
+    if format not in _AS
+}

@@ -19,7 +19,7 @@ from tests.unit.parsing.recorded import TOOLS, WELL_FORMED
 _TOKENS = re.compile(r"<[^<>\s]*>|<[^<>]*>|\[[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
 
 # It streams the text "null" for a null that the schema allows; what it parses at once is null.
-_THEIR_ARGUMENTS = {"glm45": {"note": "null"}}
+_THEIR_ARGUMENTS = {format: {"note": "null"} for format in ("glm", "glm45", "ling3")}
 # It does not know a recipient before the channel, nor a second call of InternLM's.
 _THEIR_SPELLING = {
     "interns1": (
