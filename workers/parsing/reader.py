@@ -142,17 +142,18 @@ class TextReader:
         Returns:
             What came before the marker, and the marker: empty if it was not found.
         """
-        begin = self._at - self._mark
+        begin = searched = self._at - self._mark
         longest = max(map(len, markers))
         while True:
             start = self._mark + begin
             end = len(self._text) if limit is None else start + limit + longest
-            found = self._first(markers, start, end)
+            found = self._first(markers, self._mark + searched, end)
             if found and (limit is None or found[0] - start <= limit):
                 at, marker = found
                 self._at = at + len(marker)
                 return self._text[start:at], marker
             self._at = len(self._text)
+            searched = max(begin, self._at - self._mark - longest + 1)
             if (limit is not None and self._at >= end) or not (yield from self.more()):
                 return self._text[self._mark + begin :], ""
 
