@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
@@ -165,10 +166,12 @@ class Answer(Response):
         if not self._stream:
             return at
         if not self._committed:
-            return at if self._generation.phase == "preparing" else min(at, self._commit_at())
+            return min(at, self._commit_at())
         return min(at, self._written_at + self._limits.keep_alive_s)
 
     def _commit_at(self) -> float:
+        if self._generation.phase == "preparing":
+            return math.inf  # it has a time limit of its own, and fails with a status
         at = self._began_at + self._limits.commit_s
         if self._generation.accepted_at is not None:
             return min(at, self._generation.accepted_at + self._limits.commit_after_accept_s)
@@ -184,8 +187,7 @@ class Answer(Response):
         if not self._stream or self._writing:
             return
         if not self._committed:
-            # Preparing has a time limit of its own, and fails with a status.
-            if now >= self._commit_at() and self._generation.phase != "preparing":
+            if now >= self._commit_at():
                 await self._commit(send)
         elif now >= self._written_at + self._limits.keep_alive_s:
             await self._send_body(send, b"".join(self._encoder.keep_alive()), more=True)

@@ -25,6 +25,7 @@ from tests.fixtures.stack import (
     memory_stack,
     rabbit_stack,
     ready,
+    run_worker,
     serve_pod,
     until,
 )
@@ -219,6 +220,29 @@ async def test_a_worker_that_is_late_is_not_waited_for() -> None:
         assert line["input_tokens"] == tokens
         counted = pod.services.metrics.counts.labels("messages", MODEL, "estimated")
         assert counted._value.get() == 1
+
+
+async def test_a_count_that_cost_a_worker_is_not_tried_on_the_next() -> None:
+    memory = MemoryTransport()
+    dispatcher, doomed = memory.dispatcher(), memory.job_source(model=MODEL, slots=1)
+    engine = ScriptedEngine(served_id=MODEL)
+    await doomed.announce(
+        WorkerInfo(worker_id="doomed", card=engine.card, engine="scripted", slots=1)
+    )
+    async with serve_pod(dispatcher, model=MODEL) as pod, client(pod) as http:
+        counting = asyncio.create_task(estimated(http, {"model": MODEL, "messages": QUESTION}))
+        async with asyncio.timeout(5):
+            await anext(doomed.deliveries())
+        heir = memory.job_source(model=MODEL, slots=1)
+        async with run_worker(engine, heir):
+            with capture_logs() as logs:
+                await doomed.close()
+                assert await counting > 0
+        assert [line["inexact"] for line in logs if line["event"] == "count.completed"] == [
+            "the worker cannot tell"
+        ]
+        await heir.close()
+    await dispatcher.close()
 
 
 @pytest.mark.rule("counting.estimate-header")

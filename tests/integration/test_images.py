@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -287,7 +288,7 @@ async def test_what_cannot_be_fetched_is_refused(host: ImageHost) -> None:
         return web.Response(status=403, text="a secret of the server")
 
     async def packed(_: web.Request) -> web.StreamResponse:
-        return web.Response(body=bytes(100), headers={"content-encoding": "gzip"})
+        return web.Response(body=gzip.compress(PNG), headers={"content-encoding": "gzip"})
 
     async def cut(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-length": "1000"})
@@ -301,13 +302,14 @@ async def test_what_cannot_be_fetched_is_refused(host: ImageHost) -> None:
         host.redirects(f"/hop{hop}", f"/hop{hop + 1}")
     host.redirects("/loop", "/loop")
     host.network.names["nowhere.example"] = []
+    host.gives("/cat.png", PNG)
     urls = [
         host.answers("/forbidden", fail),
         host.answers("/packed", packed),
         host.answers("/cut", cut),
         host.gives("/page", b"<html>a secret of the server</html>"),
         host.gives("/empty", b""),
-        host.redirects("/port", f"https://{HOST}:8443/"),
+        host.redirects("/port", f"https://{HOST}:8443/cat.png"),
         f"https://{HOST}:8443/cat.png",
         f"https://{HOST}/hop0",
         f"https://{HOST}/loop",
