@@ -47,6 +47,7 @@ from workers.constraint import calls_allowed, effective_constraint
 from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineRequest
 from workers.metrics import WorkerMetrics
 from workers.parsing.base import PartDelta
+from workers.parsing.harmony import BEFORE_FINAL, HARMONY_NAME
 from workers.parsing.pipeline import ChoiceParser, build_parser
 from workers.parsing.reasoning import REASONING_FORMATS
 from workers.parsing.tools import ToolFormat
@@ -329,11 +330,13 @@ class _Run:
         """What restricts the output of an engine that writes raw text."""
         if not self._engine.takes_token_ids:
             return None
-        reasoning = self._runner.reasoning_format
+        markers = REASONING_FORMATS.get(self._runner.reasoning_format or "")
+        if self._runner.reasoning_format == HARMONY_NAME and not calls_allowed(self._job):
+            markers = BEFORE_FINAL  # calls bring their own room for reasoning
         return effective_constraint(
             self._job,
             tool_format=self._runner.tool_format,
-            reasoning_format=REASONING_FORMATS.get(reasoning or ""),
+            reasoning_format=markers,
             reasoning_open=reasoning_open,
         )
 
@@ -398,6 +401,7 @@ class _Run:
                 else:
                     for piece in report.prompt(chunk):
                         self.send((*self._opening(), piece))
+                        await asyncio.sleep(0)  # a message of its own, or the reader is overrun
                         await self._delivery.writable()
                     self._write(chunk, choice, report.around(chunk, parts), finished)
                 if chunk.finish is not None:

@@ -21,6 +21,7 @@ from schemas.message import ToolChoice, ToolSpec
 from schemas.sampling import Constraint, StructuralTag
 from workers.parsing.base import CallParser
 from workers.parsing.reader import Step, TextReader
+from workers.parsing.reasoning import ReasoningFormat
 from workers.parsing.tools_constraint import Calls, forced_tags
 
 _HEAD_LIMIT: Final = 512
@@ -159,3 +160,9 @@ def _const(text: str) -> dict[str, Any]:
 HARMONY: Final = HarmonyFormat()
 HARMONY_NAME: Final = "gpt-oss"
 """SGLang's name of it, among reasoning formats and tool formats."""
+
+BEFORE_FINAL: Final = ReasoningFormat(
+    opening="<|channel|>analysis<|message|>",
+    closing=f"<|end|>{_NEXT}<|channel|>final<|message|>",
+)
+"""What comes before an answer that is constrained, in the terms of other formats."""

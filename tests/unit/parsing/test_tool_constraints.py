@@ -6,9 +6,12 @@ import msgspec
 import pytest
 import xgrammar
 
+from schemas.job import ChatPrompt, Job, Reasoning
 from schemas.message import ToolChoice, ToolSpec
-from schemas.sampling import Constraint, JsonSchema, StructuralTag
+from schemas.sampling import Constraint, JsonSchema, OutputLimit, SamplingParams, StructuralTag
 from tests.unit.parsing.reading import calls, read, tool_parser
+from workers.constraint import effective_constraint
+from workers.parsing.harmony import BEFORE_FINAL
 from workers.parsing.tools import TOOL_FORMATS
 
 WEATHER = ToolSpec(
@@ -125,3 +128,26 @@ def test_nothing_is_enforced_where_nothing_was_asked(format: str) -> None:
     loose = (CLOCK,)
     assert TOOL_FORMATS[format].constraint(loose, ToolChoice()) is None
     assert TOOL_FORMATS[format].constraint(TOOLS, ToolChoice(mode="none")) is None
+
+
+def test_an_answer_of_gpt_oss_is_constrained_after_its_reasoning() -> None:
+    constraint = effective_constraint(
+        Job(
+            job_id="j",
+            model="m",
+            prompt=ChatPrompt(messages=(), reasoning=Reasoning(effort="low")),
+            sampling=SamplingParams(
+                limit=OutputLimit(max_tokens=9), constraint=JsonSchema(schema={"const": 7})
+            ),
+            created_at=0,
+            deadline=0,
+            queue_deadline=0,
+        ),
+        tool_format=None,
+        reasoning_format=BEFORE_FINAL,
+        reasoning_open=False,
+    )
+    thought = "<|channel|>analysis<|message|>Hm {.<|end|><|start|>assistant"
+    assert matcher(constraint).accept_string(f"{thought}<|channel|>final<|message|>7")
+    assert not matcher(constraint).accept_string(f"{thought}<|channel|>final<|message|>8")
+    assert not matcher(constraint).accept_string("<|channel|>final<|message|>Seven.")
