@@ -4,18 +4,22 @@ Each row is played by the engine piece by piece and read twice, as a stream and 
 say the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx
 import orjson
 import pytest
+import pytest_asyncio
 
+from schemas.job import ChatPrompt
 from schemas.transport.memory import MemoryTransport
 from tests.fixtures.stack import MODEL, memory_stack, ready, run_worker, serve_pod, sse_data
 from workers.engines.base import EngineRequest
 from workers.engines.scripted import End, ScriptedEngine, Step, Text
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Said(NamedTuple):
@@ -50,7 +54,12 @@ THINK = {"reasoning_effort": "high"}
 
 DRAFT = 'Maybe <tool_call>{"name":"delete","arguments":{"p":"/"}}</tool_call>, but look first.'
 
+HIDDEN = "reasoning of a model that was told not to think"
+
 ROWS = {
+    HIDDEN: Row(
+        ("Hmm, weigh both.", "</think>", "Pick B."), "Pick B.", {"reasoning_effort": "none"}
+    ),
     "stop string over several tokens": Row(
         ("42", "</", "ans", "wer", ">", " tail"), "42", ANSWER, end=End()
     ),
@@ -159,17 +168,28 @@ ROWS = {
 }
 
 
-def playing(row: Row) -> ScriptedEngine:
-    def script(_: EngineRequest) -> Iterator[Step]:
-        yield from map(Text, row.pieces)
-        yield row.end
+def script(request: EngineRequest) -> Iterator[Step]:
+    """Plays the row that the user names."""
+    prompt = request.job.prompt
+    assert isinstance(prompt, ChatPrompt)
+    row = ROWS[prompt.messages[-1].text]
+    yield from map(Text, row.pieces)
+    yield row.end
 
-    return ScriptedEngine(served_id=MODEL, script=script)
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        memory_stack(ScriptedEngine(served_id=MODEL, script=script)) as stack,
+        httpx.AsyncClient(base_url=stack.v1) as client,
+    ):
+        yield client
 
 
-async def read(http: httpx.AsyncClient, fields: Mapping[str, Any]) -> Said:
+async def read(http: httpx.AsyncClient, name: str) -> Said:
     """The answer as a stream and as a body, once they are the same."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Go."}], **fields}
+    fields = ROWS[name].fields
+    body = {"model": MODEL, "messages": [{"role": "user", "content": name}], **fields}
     response = await http.post("/chat/completions", json=body)
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
@@ -201,21 +221,16 @@ async def read(http: httpx.AsyncClient, fields: Mapping[str, Any]) -> Said:
 
 
 @pytest.mark.rule("chat.stream-is-body", "chat.stop", "chat.reasoning-apart", "chat.tool-call")
-@pytest.mark.parametrize("name", ROWS)
-async def test_an_answer(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in ROWS if name != HIDDEN])
+async def test_an_answer(http: httpx.AsyncClient, name: str) -> None:
     row = ROWS[name]
-    async with (
-        memory_stack(playing(row)) as stack,
-        httpx.AsyncClient(base_url=stack.v1) as http,
-    ):
-        found = await read(http, row.fields)
+    found = await read(http, name)
     assert found[:4] == (row.content, row.reasoning, row.calls, row.finish)
 
 
 @pytest.mark.rule("chat.reasoning-hidden")
 async def test_reasoning_of_a_model_that_was_told_not_to_think() -> None:
-    row = Row(("Hmm, weigh both.", "</think>", "Pick B."), "Pick B.", {"reasoning_effort": "none"})
-    memory, engine = MemoryTransport(), playing(row)
+    memory, engine = MemoryTransport(), ScriptedEngine(served_id=MODEL, script=script)
     dispatcher = memory.dispatcher()
     source = memory.job_source(model=MODEL, slots=engine.slots)
     async with (
@@ -224,7 +239,7 @@ async def test_reasoning_of_a_model_that_was_told_not_to_think() -> None:
         httpx.AsyncClient(base_url=pod.v1) as http,
     ):
         await ready(pod.services)
-        found = await read(http, row.fields)
+        found = await read(http, HIDDEN)
     await source.close()
     await dispatcher.close()
     assert (found.content, found.reasoning) == ("Pick B.", None)

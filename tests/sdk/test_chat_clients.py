@@ -10,9 +10,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import pytest_asyncio
 
 from tests.fixtures.stack import MODEL, Stack, memory_stack
 from workers.engines.scripted import CAPABILITIES, IMAGE_TOKENS, ScriptedEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATH = "/chat/completions"
 SAY = {"role": "user", "content": "[[say:Done.]]"}
@@ -39,13 +42,13 @@ CALL = {
 }
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     async with memory_stack() as stack:
         yield stack
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=stack.v1) as client:
         yield client

@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+import pytest_asyncio
 
 from tests.fixtures.stack import MODEL, Stack, memory_stack, sse_data
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CITY = {
     "type": "object",
@@ -35,13 +38,13 @@ USAGE = {
 }
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     async with memory_stack() as stack:
         yield stack
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"authorization": "Bearer any"}
     async with httpx.AsyncClient(base_url=stack.v1, headers=headers) as client:

@@ -7,17 +7,20 @@ from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 
 from tests.fixtures.stack import MODEL, Stack, memory_stack
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     async with memory_stack() as stack:
         yield stack
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=stack.v1, api_key="any", max_retries=0) as client:
         yield client

@@ -6,11 +6,14 @@ from typing import Any
 import openai
 import orjson
 import pytest
+import pytest_asyncio
 from openai.lib.streaming.chat import FunctionToolCallArgumentsDoneEvent
 from openai.types.chat import ChatCompletionMessageCustomToolCall
 from pydantic import BaseModel
 
 from tests.fixtures.stack import MODEL, Stack, memory_stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CALL = '[[tool:get_weather {"city": "Paris", "days": 2}]]'
 
@@ -36,13 +39,13 @@ WEATHER: Any = openai.pydantic_function_tool(GetWeather, name="get_weather")
 NOTE: Any = {"type": "custom", "custom": {"name": "note", "description": "Writes a note."}}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     async with memory_stack() as stack:
         yield stack
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=stack.v1, api_key="any", max_retries=0) as client:
         yield client
