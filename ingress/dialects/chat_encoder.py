@@ -183,7 +183,7 @@ class ChatEncoder:
             if not text or text.isspace():
                 return _NO_FRAMES
             choice.part = "text"
-            return self._release(choice)
+            return (*self._end_call(choice, complete=True), *self._release(choice))
         return self._emit_text(choice, text, delta.logprobs)
 
     def _reasoning(self, delta: ReasoningDelta) -> Sequence[Frame]:
@@ -193,7 +193,7 @@ class ChatEncoder:
             return _NO_FRAMES
         settled = _NO_FRAMES
         if choice.part != "reasoning":
-            settled = self._settle(choice)
+            settled = (*self._settle(choice), *self._end_call(choice, complete=True))
             choice.part = "reasoning"
         choice.reasoning.append(text)
         frame = choice.reasoning_head + wire_json.encode_text(text) + self._value_end
@@ -258,6 +258,7 @@ class ChatEncoder:
         return self._chunk(choice, choice.calls[delta.call].grow(delta.text))
 
     def _end_call(self, choice: _Choice, *, complete: bool) -> tuple[Frame, ...]:
+        """The latest call has ended, or was cut off; does nothing the second time."""
         return self._chunk(
             choice, choice.calls[-1].close(complete=complete) if choice.calls else None
         )
