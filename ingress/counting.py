@@ -23,7 +23,6 @@ from starlette.responses import Response
 
 from ingress.admission import check_length, check_zdr, read_json
 from ingress.dialects.base import CountingDialect, JobContext
-from ingress.dialects.profile import PROFILES
 from ingress.disconnect import while_connected
 from ingress.generate import Services
 from ingress.generation import outcome_of
@@ -88,7 +87,7 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
         now=now,
         deadline=now + settings.limits.total_s,
         queue_deadline=now + settings.limits.queue_wait_s,
-        profile=PROFILES[settings.profile],
+        profile=services.profile_of(principal),
     )
     job = msgspec.structs.replace(dialect.normalise(wanted, card, context).job, job_class="count")
     services.admission.check_open()

@@ -20,7 +20,7 @@ from ingress.answer import Answer
 from ingress.auth import Authenticator, Principal
 from ingress.catalog import Catalog
 from ingress.dialects.base import Dialect, JobContext, Stamp
-from ingress.dialects.profile import PROFILES
+from ingress.dialects.profile import PROFILES, Profile
 from ingress.generation import Generation, outcome_of
 from ingress.media import Media, has_links
 from ingress.metrics import IngressMetrics
@@ -58,6 +58,11 @@ class Services:
         self.admission = Admission(max_concurrent=settings.max_concurrent)
         self.answers: set[Answer] = set()
 
+    def profile_of(self, principal: Principal) -> Profile:
+        """The dialect profile of a principal's requests: the deployment's, for everybody."""
+        del principal
+        return PROFILES[self.settings.profile]
+
     def begin_shutdown(self) -> None:
         """Take no more requests; those under way go on."""
         self.admission.shutting_down = True
@@ -86,7 +91,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     check_zdr(request, card)
     now = time.time()
     response_id = secrets.token_hex(16)
-    profile = PROFILES[settings.profile]
+    profile = services.profile_of(principal)
     normalised = dialect.normalise(
         wanted,
         card,

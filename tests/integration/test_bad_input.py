@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from ingress.config import Config
+from ingress.dialects.base import CountingDialect
 from ingress.dialects.registry import DIALECTS
 from ingress.errors import error_response
 from schemas.errors import InsufficientCredits, UnsupportedValue
@@ -106,6 +107,30 @@ async def test_not_json(http: httpx.AsyncClient, dialect: str) -> None:
             assert MODEL not in error["message"], name
             assert "fine" not in error["message"], name
         await check_still_serving(http, dialect)
+
+
+@pytest.mark.rule("errors.json", "errors.precedence")
+async def test_counting_is_as_strict() -> None:
+    async with (
+        memory_stack(api_keys=("good-key",), max_body_bytes=200_000) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
+    ):
+        for dialect in DIALECTS.values():
+            if not isinstance(dialect, CountingDialect):
+                continue
+            path, key = dialect.count_path, {"x-api-key": "good-key"}
+            good = orjson.dumps(request_body(dialect.name))
+            response = await http.post(path, content=good, headers=JSON | key)
+            assert response.json()["input_tokens"] > 0
+            for raw in malformed(good).values():
+                response = await http.post(path, content=raw, headers=JSON | key)
+                check_error(response, 400, "invalid_json_request")
+            check_error(await http.post(path, content=good), 401, "missing_api_key")
+            large = b"x" * 200_000
+            check_error(await http.post(path, content=large), 413, "request_too_large")
+            response = await http.get(path)
+            check_error(response, 405, "method_not_allowed")
+            assert response.headers["allow"] == "POST"
 
 
 # --- Wrong shapes --------------------------------------------------------------------------------
@@ -487,7 +512,8 @@ def faulty(dialect: str, faults: set[str]) -> tuple[str, bytes, dict[str, str]]:
 @pytest.mark.parametrize("dialect", ALL)
 @pytest.mark.rule("errors.precedence")
 async def test_the_first_fault_is_told(dialect: str) -> None:
-    config = Config.model_validate({"models": [{"id": "unserved", "context_length": 4096}]})
+    unserved = {"id": "unserved", "context_length": 4096, "capabilities": {"completions": True}}
+    config = Config.model_validate({"models": [unserved]})
     async with (
         memory_stack(api_keys=("good-key",), config=config, max_body_bytes=5000) as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=10) as http,

@@ -79,7 +79,11 @@ CONFIG = Config.model_validate(
                 "context_length": 4096,
                 "capabilities": {"n": False, "completions": False},
             },
-            {"id": "unserved", "context_length": 4096},
+            {
+                "id": "unserved",
+                "context_length": 4096,
+                "capabilities": {"completions": True},
+            },
         ]
     }
 )
@@ -202,7 +206,7 @@ CASES = [
         only(
             chat={"chat_template_kwargs": {"tokenize": False}},
             responses={"previous_response_id": "resp_1"},
-            completions={"custom_logit_processor": "x"},
+            completions={"suffix": "x"},
         ),
     ),
     Case(
@@ -254,7 +258,7 @@ CASES = [
             }
         ),
     ),
-    Case(errors.RequestTooLarge, text="x" * 20_000),
+    Case(errors.RequestTooLarge, text="x" * 60_000),
     Case(errors.UnsupportedMediaType, headers={"content-type": "text/csv"}, content=b"a,b"),
     Case(errors.ModelNotFound, everywhere(model="nobody")),
     Case(errors.EndpointNotSupported, only(completions={"model": "limited"})),
@@ -294,7 +298,7 @@ NOT_REACHABLE_YET = {
 async def stack_for(case: Case) -> AsyncIterator[Stack]:
     engine = ScriptedEngine(served_id=MODEL, context_length=4096)
     async with memory_stack(
-        engine, api_keys=("good-key",), config=CONFIG, max_body_bytes=20_000, **case.settings
+        engine, api_keys=("good-key",), config=CONFIG, max_body_bytes=60_000, **case.settings
     ) as stack:
         case.arrange(stack)
         yield stack

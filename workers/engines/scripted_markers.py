@@ -11,7 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
+from schemas.errors import RequestError
 from schemas.job import ChatPrompt, Job
+from schemas.json_schema import enforceable
+from schemas.message import ToolSpec
 from schemas.sampling import Constraint, Ebnf, JsonObject, JsonSchema, Regex
 from workers.engines.base import EngineRequest
 from workers.engines.scripted_instances import derived_text, instance, is_open, matching_text
@@ -105,8 +108,16 @@ def _calls(prompt: ChatPrompt, constraint: Constraint | None) -> list[str]:
     calls = [_call(name, arguments) for name, arguments in asked if name in offered]
     if not calls and forced:
         tool = next(iter(offered.values()))
-        calls = [_call(tool.name, _json(instance(tool.parameters or {})))]
+        calls = [_call(tool.name, _json(instance(_parameters(tool))))]
     return calls if choice.parallel else calls[:1]
+
+
+def _parameters(tool: ToolSpec) -> dict[str, Any]:
+    """A tool's schema as decoding enforces it; one that cannot be enforced lets any object pass."""
+    try:
+        return enforceable(tool.parameters or {}, param="parameters")
+    except RequestError:
+        return {}
 
 
 def _asked_calls(prompt: ChatPrompt) -> list[tuple[str, str | None]]:
