@@ -216,6 +216,15 @@ def test_a_custom_call_that_was_cut_off_keeps_what_there_is() -> None:
     assert "custom_tool_call_input.done" not in kinds(found)
 
 
+@pytest.mark.rule("responses.custom-call")
+def test_input_that_is_certain_only_at_the_end_is_sent_then() -> None:
+    arguments = ('{"why":"so",', '"input":"late"}')
+    found = stream(encoder(tools=[CUSTOM]), *call("apply_patch", *arguments), *STOP)
+    deltas = [e["delta"] for e in found if e["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["late"]
+    assert found[-1]["response"]["output"][0]["input"] == "late"
+
+
 @pytest.mark.rule("responses.namespace-call")
 def test_a_call_within_a_group_has_its_own_name_and_the_group() -> None:
     inner = [{"type": "function", "name": "find"}, {"type": "custom", "name": "edit"}]
@@ -296,6 +305,13 @@ def test_a_call_that_fits_its_type_badly_is_told_as_it_is(name: str, arguments: 
         "completed",
     ]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
+
+
+@pytest.mark.rule("responses.cut-call")
+def test_a_cut_call_of_the_clients_own_tool_is_never_shown_as_one_to_run() -> None:
+    found = stream(encoder(tools=[{"type": "shell"}]), *call("shell", '{"commands":["ls"]}'), *CUT)
+    (item,) = found[-1]["response"]["output"]
+    assert (item["type"], item["status"]) == ("function_call", "incomplete")
 
 
 # --- Ends ----------------------------------------------------------------------------------------
