@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
+import msgspec
 import orjson
 import pytest
 
@@ -15,7 +16,7 @@ from ingress.config import Config
 from ingress.dialects.base import CountingDialect
 from ingress.dialects.registry import DIALECTS
 from ingress.errors import error_response
-from schemas.errors import InsufficientCredits, UnsupportedValue
+from schemas.errors import ErrorInfo, ErrorKind, InsufficientCredits, UnsupportedValue
 from tests.fixtures.requests import ALL, answered_text, path_of, request_body
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack
 from workers.engines.scripted import ScriptedEngine
@@ -194,6 +195,17 @@ async def test_an_error_of_half_a_character_is_still_json() -> None:
 def test_a_status_that_would_mislead() -> None:
     response = error_response(DIALECTS["chat"], InsufficientCredits("No credit.").info(), "req_1")
     assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.rule("errors.retry-after")
+def test_a_retry_is_always_given_a_time() -> None:
+    for kind, status in ((ErrorKind.RATE_LIMIT, 429), (ErrorKind.OVERLOADED, 503)):
+        reported = ErrorInfo(code="busy", kind=kind, status=status, message="Busy.")
+        for dialect in DIALECTS.values():
+            response = error_response(dialect, reported, "req_1")
+            assert response.headers["retry-after"] == "5"
+            told = msgspec.structs.replace(reported, retry_after_s=7)
+            assert error_response(dialect, told, "req_1").headers["retry-after"] == "7"
 
 
 # --- Size and media type -------------------------------------------------------------------------
