@@ -43,7 +43,7 @@ from schemas.sampling import (
     StructuralTag,
 )
 
-MAX_PROMPT_LOGPROBS: Final = 65_536
+MAX_PROMPT_LOGPROBS: Final = 32_768
 """Log probabilities of prompt tokens in one answer, their alternatives included."""
 
 

@@ -106,6 +106,16 @@ async def test_a_batch_answers_as_its_prompts_alone(http: httpx.AsyncClient) -> 
     assert answer["usage"]["completion_tokens"] == 36
 
 
+@pytest.mark.rule("completions.usage")
+async def test_cached_tokens_of_every_prompt_are_counted_once(http: httpx.AsyncClient) -> None:
+    prompts = [list(range(2000, 2050)), list(range(2100, 2160))]
+    await complete(http, prompt=prompts, max_tokens=1)
+    answer = await complete(http, prompt=prompts, n=2, max_tokens=1)
+    assert answer["usage"]["prompt_tokens"] == 110
+    # The last token of a prompt is always read anew.
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 49 + 59}
+
+
 @pytest.mark.rule("completions.seed")
 async def test_seeded_texts_of_a_prompt_differ_and_repeat(http: httpx.AsyncClient) -> None:
     fields = {"temperature": 1, "seed": 5, "n": 2, "max_tokens": 12}

@@ -206,6 +206,17 @@ def test_official_log_probabilities_count_over_the_echo() -> None:
     assert records[-2]["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.rule("completions.logprobs", "completions.echo")
+def test_what_no_prompt_token_accounts_for_is_not_taken_for_the_answer() -> None:
+    said = (
+        PromptDelta(0, "ab ", (prompt_token("a", None), prompt_token("b", -2.0))),
+        TextDelta(0, " ", (token(" "),)),
+        STOP,
+    )
+    _, body = play(*said, prompt=[1, 2], echo=True, logprobs=0)
+    assert body["choices"][0]["logprobs"]["text_offset"] == [0, 1, 3]
+
+
 @pytest.mark.rule("completions.logprobs")
 def test_without_alternatives_there_is_no_list_of_them() -> None:
     records, body = play(TextDelta(0, "a", (token("a", -0.1, ("a", -0.1)),)), STOP, logprobs=0)

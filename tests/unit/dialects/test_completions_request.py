@@ -503,9 +503,9 @@ def test_a_model_without_log_probabilities() -> None:
 def test_log_probabilities_of_prompts_are_limited() -> None:
     wide = msgspec.structs.replace(CARD, context_length=1 << 20)
     prompt = [[1] * 4096] * 4
-    assert job_of(model_card=wide, prompt=prompt, echo=True, logprobs=3)
-    assert refusal(model_card=wide, prompt=prompt, echo=True, logprobs=4)[2] == "logprobs"
-    assert refusal(model_card=wide, prompt=prompt, echo=True, logprobs=3, n=2)[2] == "logprobs"
+    assert job_of(model_card=wide, prompt=prompt, echo=True, logprobs=1)
+    assert refusal(model_card=wide, prompt=prompt, echo=True, logprobs=2)[2] == "logprobs"
+    assert refusal(model_card=wide, prompt=prompt, echo=True, logprobs=1, n=2)[2] == "logprobs"
     assert job_of(model_card=wide, prompt=prompt, logprobs=20)
     assert job_of(model_card=wide, prompt=prompt, logprob_start_len=4090, top_logprobs_num=20)
     assert (
