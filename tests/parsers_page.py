@@ -71,7 +71,9 @@ Rules that hold for every format:
 
 * Chunk boundaries carry no meaning: the same text gives the same reply, however it was cut. A
   property test proves it over recorded texts, whole, cut off and damaged.
-* Reasoning is split off first. A call drafted inside reasoning stays reasoning.
+* Reasoning is split off first. A call drafted inside reasoning stays reasoning. But where reasoning
+  is never closed, whole calls that begin a line and after which nothing more comes are calls: some
+  models forget the closing marker.
 * Stop strings act on answer text, never inside reasoning or a call.
 * What looks like a call and is none stays text. Nothing is dropped, and nothing fails.
 * Inside a call's markup any name is a call, also one that was not offered: the client that answers

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.sampling import StopConditions
 from tests.unit.parsing.reading import read, tool_parser
 from tests.unit.parsing.recorded import RECORDED, TOOLS
+from workers.parsing.pipeline import ChoiceParser, build_parser
+from workers.parsing.tools import TOOL_FORMATS
 
 
 def cut(text: str, at: list[int]) -> list[str]:
@@ -39,3 +42,30 @@ def test_chunk_boundaries_carry_no_meaning(format: str, data: st.DataObject) -> 
     whole = read(tool_parser(format, TOOLS, stops=stops), [text])
     for chunks in (list(text), cut(text, data.draw(st.lists(st.integers(0, 400), max_size=8)))):
         assert read(tool_parser(format, TOOLS, stops=stops), chunks) == whole
+
+
+@pytest.mark.parametrize("format", ["hermes", "kimi_k2", "deepseekv32"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_chunk_boundaries_carry_no_meaning_inside_reasoning(
+    format: str, data: st.DataObject
+) -> None:
+    between = st.sampled_from(["", "\n", "So:\n", "</think>", "\n\nMore.", " <tool_call> ", "</th"])
+    pieces = [data.draw(between), data.draw(outputs(format)), data.draw(between)]
+    text = "".join([*pieces, data.draw(outputs(format)), data.draw(between)])
+
+    def parser() -> ChoiceParser:
+        return build_parser(
+            0,
+            reasoning_format="qwen3",
+            starts_inside=True,
+            visible=True,
+            stop=StopConditions(),
+            template_stops=(),
+            tool_format=TOOL_FORMATS[format],
+            tools=TOOLS,
+        )
+
+    whole = read(parser(), [text])
+    for chunks in (list(text), cut(text, data.draw(st.lists(st.integers(0, 400), max_size=8)))):
+        assert read(parser(), chunks) == whole

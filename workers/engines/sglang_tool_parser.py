@@ -49,12 +49,14 @@ class SglangToolFormat:
         name: A key of `MARKERS`.
     """
 
+    markers: tuple[str, str] | None = None
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self._markers = MARKERS[name]
+        self._openings = MARKERS[name]
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
-        return _WholeTextReader(choice, tools, self._markers, lambda text: self._find(text, tools))
+        return _WholeTextReader(choice, tools, self._openings, lambda text: self._find(text, tools))
 
     def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
         return json_calls_constraint(tools, choice)

@@ -100,6 +100,8 @@ class HarmonyReader(TextReader):
 class HarmonyFormat:
     """gpt-oss."""
 
+    markers: tuple[str, str] | None = None
+
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
         return HarmonyReader(choice, may_call=bool(tools))
 

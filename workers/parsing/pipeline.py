@@ -65,6 +65,7 @@ def build_parser(
             REASONING_FORMATS[reasoning_format],
             starts_inside=starts_inside,
             hidden_when_off=hidden_when_off,
+            call_markers=tool_format.markers if tool_format is not None else None,
         )
     scanner: StopScanner | StopPatternScanner | None = None
     if stop.patterns:

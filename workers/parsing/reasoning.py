@@ -12,7 +12,9 @@ What counts as reasoning:
 * Line breaks after the opening marker, white space before the closing one and line breaks after
   that belong to the markers. All other text is passed on as it is.
 
-A call drafted inside reasoning stays reasoning, word for word: only the closing marker ends it.
+A call drafted inside reasoning stays reasoning, word for word. But some models go straight from
+reasoning to a call and forget the closing marker; so, where calls may be made, whole calls that
+begin a line and after which nothing more comes are the answer. They wait until that is certain.
 
 Source: the marker strings are those SGLang 0.5.23 uses for `--reasoning-parser` of the same name.
 """
@@ -107,6 +109,7 @@ class _State(Enum):
     REASONING = auto()
     UNSURE = auto()  # either reasoning or the answer: only a closing marker or the end can tell
     GAP = auto()  # after the closing marker, before the answer's first character
+    CALL = auto()  # a call inside reasoning: a draft, or the end of unclosed reasoning
     ANSWER = auto()
 
 
@@ -119,14 +122,30 @@ class ReasoningSplitter:
         hidden_when_off: For models that are known to think although they were told not to, without
             an opening marker. Text is held back until a closing marker shows that it was
             reasoning, or the end shows that it was the answer. Such answers do not stream.
+        call_markers: What begins and ends a run of calls, where calls may be made.
     """
 
-    __slots__ = ("_format", "_held", "_inside", "_leading", "_openings", "_state", "_unsure")
+    __slots__ = (
+        "_calls",
+        "_format",
+        "_held",
+        "_inside",
+        "_leading",
+        "_openings",
+        "_state",
+        "_unsure",
+    )
 
     def __init__(
-        self, format: ReasoningFormat, *, starts_inside: bool, hidden_when_off: bool = False
+        self,
+        format: ReasoningFormat,
+        *,
+        starts_inside: bool,
+        hidden_when_off: bool = False,
+        call_markers: tuple[str, str] | None = None,
     ) -> None:
         self._format = format
+        self._calls = call_markers
         self._inside = starts_inside or format.always_open
         self._unsure = hidden_when_off
         self._state = _State.BEGINNING
@@ -142,7 +161,7 @@ class ReasoningSplitter:
     def in_answer(self) -> bool:
         """Whether text fed now would be answer text, as far as is known."""
         match self._state:
-            case _State.REASONING:
+            case _State.REASONING | _State.CALL:
                 return False
             case _State.BEGINNING:
                 return not self._inside
@@ -161,8 +180,8 @@ class ReasoningSplitter:
         reasoning = ""
         if self._state is _State.BEGINNING:
             text = self._begin(text)
-        if self._state is _State.REASONING:
-            reasoning, text = self._reason(text)
+        if self._state in (_State.REASONING, _State.CALL):
+            reasoning, text = self._think(text)
         elif self._state is _State.UNSURE:
             reasoning, text = self._wonder(text)
         if self._state is _State.GAP:
@@ -174,6 +193,8 @@ class ReasoningSplitter:
     def finish(self) -> tuple[str, str]:
         """The text has ended: release what is held back."""
         held, self._held = self._held, ""
+        if self._state is _State.CALL and self._calls is not None and self._calls[1] in held:
+            return "", held
         if self.in_answer:
             return "", held
         return held.lstrip(_LINE_BREAKS) if self._leading else held, ""
@@ -195,15 +216,53 @@ class ReasoningSplitter:
             self._state = _State.UNSURE if self._unsure else _State.ANSWER
         return text
 
-    def _reason(self, text: str) -> tuple[str, str]:
-        """Split at the closing marker, or hold back what may belong to it."""
+    def _think(self, text: str) -> tuple[str, str]:
+        """Split at the closing marker, or hold back what may belong to it or to a call."""
         if self._leading:
             text = text.lstrip(_LINE_BREAKS)
         before, closing, after = text.partition(self._format.closing)
         if closing:
             self._state = _State.GAP
             return before.rstrip(), after
-        certain = text[: len(text) - partial_marker(text, self._format.closing)].rstrip()
+        self._state = _State.REASONING
+        start = 0
+        while self._calls is not None and (start := text.find(self._calls[0], start)) >= 0:
+            if not self._begins_line(text, start):
+                start += 1
+            elif (end := self._draft_end(text, start)) is not None:
+                start = end
+            else:
+                self._state = _State.CALL
+                return self._certain(text, start)
+        held = partial_marker(text, self._format.closing)
+        if self._calls is not None:
+            held = max(held, partial_marker(text, self._calls[0]))
+        return self._certain(text, len(text) - held)
+
+    def _begins_line(self, text: str, start: int) -> bool:
+        """Whether a call may begin here; in the middle of a line it is only talked about."""
+        if text.startswith(("<|", "<｜"), start):  # noqa: RUF001 - a token of its own, never talk
+            return True
+        # White space before it has been held back, so the character before it is known.
+        return text[start - 1] == "\n" if start else self._leading
+
+    def _draft_end(self, text: str, start: int) -> int | None:
+        """Where the calls that begin at `start` end; None if nothing else has followed them yet."""
+        assert self._calls is not None
+        opening, closing = self._calls
+        while (end := text.find(closing, start + len(opening))) >= 0:
+            end += len(closing)
+            after = text[end:].lstrip()
+            if after.startswith(opening):
+                start = len(text) - len(after)
+                continue
+            wait = not after or opening.startswith(after) or self._format.closing.startswith(after)
+            return None if wait else end
+        return None
+
+    def _certain(self, text: str, length: int) -> tuple[str, str]:
+        """Pass so much on as reasoning, less white space at its end; hold the rest back."""
+        certain = text[:length].rstrip()
         self._held = text[len(certain) :]
         self._leading = self._leading and not certain
         return certain, ""

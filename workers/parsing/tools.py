@@ -28,7 +28,13 @@ from workers.parsing.tools_tagged import (
 
 
 class ToolFormat(Protocol):
-    """One way of writing calls."""
+    """One way of writing calls.
+
+    Attributes:
+        markers: What begins and ends a run of calls; None where no such pair of markers does.
+    """
+
+    markers: tuple[str, str] | None
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
         """A parser for one choice: answer text in; TextDelta, ToolCallStarted, ArgumentsDelta out.

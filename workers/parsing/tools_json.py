@@ -125,11 +125,12 @@ class HermesFormat:
     """Hermes, Qwen 2.5 and 3, and many that were trained after them; others have other markers."""
 
     def __init__(self, opening: str, closing: str, calls: Calls) -> None:
-        self._markers = (opening, closing)
+        self.markers: tuple[str, str] | None = (opening, closing)
         self._calls = calls
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
-        return _HermesReader(choice, *self._markers)
+        assert self.markers is not None
+        return _HermesReader(choice, *self.markers)
 
     def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
         return calls_constraint(tools, choice, self._calls)
@@ -170,6 +171,8 @@ class _Llama3Reader(JsonCallReader):
 
 class Llama3Format:
     """Llama 3.1 to 3.3."""
+
+    markers: tuple[str, str] | None = None
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
         return _Llama3Reader(choice, tools)

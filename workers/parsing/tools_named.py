@@ -87,6 +87,7 @@ class NamedFormat:
     """Formats whose markers differ and whose grammar does not."""
 
     def __init__(self, markup: Markup, calls: Calls) -> None:
+        self.markers: tuple[str, str] | None = markup.section
         self._markup = markup
         self._calls = calls
 
@@ -194,6 +195,8 @@ class _MistralReader(JsonCallReader):
 
 class MistralFormat:
     """Mistral and Devstral, old and new."""
+
+    markers: tuple[str, str] | None = None
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
         return _MistralReader(choice)

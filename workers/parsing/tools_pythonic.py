@@ -127,11 +127,13 @@ class PythonicFormat:
         markers: May stand before and after the list, and say nothing that the list does not.
     """
 
+    markers: tuple[str, str] | None = None
+
     def __init__(self, *markers: str) -> None:
-        self._markers = markers
+        self._around = markers
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:
-        return _PythonicReader(choice, tools, self._markers)
+        return _PythonicReader(choice, tools, self._around)
 
     def constraint(self, tools: Sequence[ToolSpec], choice: ToolChoice) -> Constraint | None:
         return json_calls_constraint(tools, choice)

@@ -159,6 +159,7 @@ class TaggedFormat:
     """Formats whose tags differ and whose grammar does not."""
 
     def __init__(self, tags: Tags, calls: Calls) -> None:
+        self.markers: tuple[str, str] | None = tags.section
         self._tags = tags
         self._calls = calls
 
@@ -310,6 +311,7 @@ class GlmFormat:
     """GLM-4.5 to 4.7, and Ling 3."""
 
     def __init__(self, calls: Calls) -> None:
+        self.markers: tuple[str, str] | None = ("<tool_call>", "</tool_call>")
         self._calls = calls
 
     def parser(self, choice: int, tools: Sequence[ToolSpec]) -> CallParser:

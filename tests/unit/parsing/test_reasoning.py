@@ -128,3 +128,38 @@ class TestWhereTextFedNowWouldGo:
         assert splitter.in_answer
         splitter.feed("<think>")
         assert not splitter.in_answer
+
+
+CALL = '<tool_call>\n{"name": "f"}\n</tool_call>'
+
+
+def split_with_calls(text: str, size: int) -> tuple[str, str]:
+    splitter = ReasoningSplitter(
+        REASONING_FORMATS["qwen3"],
+        starts_inside=True,
+        call_markers=("<tool_call>", "</tool_call>"),
+    )
+    pieces = [splitter.feed(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces.append(splitter.finish())
+    return "".join(piece[0] for piece in pieces), "".join(piece[1] for piece in pieces)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "reasoning", "answer"),
+    [
+        pytest.param(f"So:\n{CALL}", "So:", f"\n{CALL}", id="the closing marker was forgotten"),
+        pytest.param(f"{CALL}\n{CALL}\n", "", f"{CALL}\n{CALL}\n", id="nothing but calls"),
+        pytest.param(f"So:\n{CALL}\nNo.", f"So:\n{CALL}\nNo.", "", id="a draft and more"),
+        pytest.param(f"So:\n{CALL}</think>No.", f"So:\n{CALL}", "No.", id="a draft at the end"),
+        pytest.param(f"Say {CALL}", f"Say {CALL}", "", id="only talked about"),
+        pytest.param(
+            f"So:\n{CALL}\nNo.\n{CALL}", f"So:\n{CALL}\nNo.", f"\n{CALL}", id="draft, call"
+        ),
+        pytest.param("So:\n<tool_call>\n{", "So:\n<tool_call>\n{", "", id="cut off"),
+    ],
+)
+def test_calls_in_reasoning_that_was_not_closed(
+    text: str, reasoning: str, answer: str, size: int
+) -> None:
+    assert split_with_calls(text, size) == (reasoning, answer)
