@@ -77,8 +77,7 @@ good_blocks = {
     "assistant": block("text", text=texts)
     | block("thinking", thinking=texts)
     | block("tool_use", id=names, name=names, input=st.dictionaries(keys, values, max_size=2))
-    | block("server_tool_use", id=names, name=names, input=st.just({}))
-    | block("web_search_tool_result", tool_use_id=names, content=values),
+    | block("server_tool_use", id=names, name=names, input=st.just({})),
     "system": block("text", text=texts),
 }
 
@@ -86,8 +85,15 @@ good_blocks = {
 @st.composite
 def good_turns(draw: st.DrawFn) -> dict[str, Any]:
     role = draw(st.sampled_from(sorted(good_blocks)))
-    content = texts | st.lists(good_blocks[role], max_size=4)
-    return {"role": role, "content": draw(content)}
+    if draw(st.booleans()):
+        return {"role": role, "content": draw(texts)}
+    content = []
+    for inner in draw(st.lists(good_blocks[role], max_size=4)):
+        content.append(inner)
+        if inner["type"] == "server_tool_use" and draw(st.booleans()):
+            kind = "web_search_tool_result"
+            content.append({"type": kind, "tool_use_id": inner["id"], "content": draw(values)})
+    return {"role": role, "content": content}
 
 
 any_turns = good_turns() | st.fixed_dictionaries(
