@@ -144,16 +144,14 @@ class SglangEngine:
         await self._warm_up()
 
     async def _start_grammars(self, config: Any) -> None:
-        arguments = self._manager.server_args
-        if arguments.grammar_backend != "xgrammar":
+        if self._server_args.get("grammar_backend", "xgrammar") != "xgrammar":
             return  # another compiler may like other grammars
         info = partial(
             _tokenizer_info, self._tokenizer, config.vocab_size, config.hf_eos_token_id or ()
         )
+        compact = self._server_args.get("constrained_json_disable_any_whitespace", True)
         grammars = GrammarTrial()
-        await grammars.start(
-            info, any_whitespace=not arguments.constrained_json_disable_any_whitespace
-        )
+        await grammars.start(info, any_whitespace=not compact)
         self._grammars = grammars
 
     async def stop(self) -> None:
