@@ -62,9 +62,9 @@ LOCK = $(BIN)/uv pip compile --quiet --no-header --no-annotate --universal --pyt
 lock: python ## Pin the newest versions anew, with uv
 	@$(PYTHON) deploy/install.py --venv $(VENV) core
 	$(BIN)/python -m pip install --quiet uv
-	$(LOCK) --generate-hashes --upgrade pyproject.toml requirements/build.in --extra upstream --extra test \
+	$(LOCK) --generate-hashes --upgrade pyproject.toml requirements/build.in --extra test \
 		-o requirements/test.txt
-	$(LOCK) --generate-hashes -c requirements/test.txt pyproject.toml requirements/build.in --extra upstream \
+	$(LOCK) --generate-hashes -c requirements/test.txt pyproject.toml requirements/build.in \
 		-o requirements/core.txt
 	$(LOCK) -c requirements/test.txt --config-file deploy/cpu/uv.toml deploy/cpu/requirements.in \
 		-o deploy/cpu/requirements.txt
