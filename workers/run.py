@@ -385,7 +385,8 @@ class _Run:
                     parser.feed(chunk.text) if chunk.text else ()
                 )
                 if chunk.finish is not None and not parser.stopped:
-                    parts = (*parts, *parser.finish())
+                    cut = chunk.finish.reason == "length"
+                    parts = (*parts, *parser.finish(cut=cut))
                 if logprobs is not None:
                     in_call = in_call or parser.in_call
                     in_answer = not in_reasoning and (not in_call or _has_text(parts))

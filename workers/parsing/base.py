@@ -1,8 +1,9 @@
 """The output parser: generated text of one choice in, Deltas out.
 
 `feed(text)` may hold text back while it could still become a marker or a stop string; `finish()`
-releases what is left. Chunk boundaries carry no meaning: any re-chunking of the same text gives
-Deltas that join to the same answer. There is no second method for complete text.
+releases what is left. It is told whether the model was cut off before it had come to an end: a call
+that was only beginning is no text then. Chunk boundaries carry no meaning: any re-chunking of the
+same text gives Deltas that join to the same answer. There is no second method for complete text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class OutputParser(Protocol):
 
     def feed(self, text: str) -> Sequence[PartDelta]: ...
 
-    def finish(self) -> Sequence[PartDelta]: ...
+    def finish(self, *, cut: bool = False) -> Sequence[PartDelta]: ...
 
 
 class CallParser(OutputParser, Protocol):
@@ -83,5 +84,5 @@ class PlainText:
     def feed(self, text: str) -> Sequence[PartDelta]:
         return (TextDelta(self._choice, text),) if text else ()
 
-    def finish(self) -> Sequence[PartDelta]:
+    def finish(self, *, cut: bool = False) -> Sequence[PartDelta]:
         return ()

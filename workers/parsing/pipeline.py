@@ -131,11 +131,11 @@ class StagedParser:
         reasoning, answer = self._splitter.feed(text) if self._splitter else ("", text)
         return [*self._reasoning(reasoning), *self._answer(answer)]
 
-    def finish(self) -> Sequence[PartDelta]:
+    def finish(self, *, cut: bool = False) -> Sequence[PartDelta]:
         reasoning, answer = self._splitter.finish() if self._splitter else ("", "")
         parts = [*self._reasoning(reasoning), *self._answer(answer)]
         if self._calls is not None and not self.stopped:
-            parts += self._until_stop(self._calls.finish())
+            parts += self._until_stop(self._calls.finish(cut=cut))
         if self._scanner is not None and not self.stopped:
             parts += self._text(self._scanner.finish())
         return parts

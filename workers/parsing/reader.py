@@ -43,6 +43,7 @@ class TextReader:
         self._mark = 0
         self._marker = ""
         self._ended = False
+        self._cut = False
         self._calls = 0
         self._out: list[PartDelta] = []
         self._grammar = self.grammar()
@@ -57,8 +58,9 @@ class TextReader:
         self._mark = 0
         return self._read()
 
-    def finish(self) -> Sequence[PartDelta]:
+    def finish(self, *, cut: bool = False) -> Sequence[PartDelta]:
         self._ended = True
+        self._cut = cut
         return self._read()
 
     def _read(self) -> Sequence[PartDelta]:
@@ -228,7 +230,14 @@ class TextReader:
         self._mark = self._at
 
     def as_text(self) -> None:
-        """The last marker began nothing: it is text, and what follows it is read again."""
+        """The last marker began nothing: it is text, and what follows it is read again.
+
+        Unless the text was cut off while it still could: then it is no text either. A bracket says
+        too little for that.
+        """
+        if self._cut and self._at == len(self._text) and len(self._marker) > 1:
+            self.accept()
+            return
         self._emit_text(self._marker)
         self._at = self._mark = self._mark + len(self._marker)
 

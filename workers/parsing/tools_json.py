@@ -115,7 +115,7 @@ class _HermesReader(JsonCallReader):
             if not (yield from self.next_is("{")):
                 break
             if not (yield from self.json_call()):
-                self.reread()
+                self.broken()
                 return
         yield from self.expect(self._closing)
         self.accept()
@@ -165,7 +165,7 @@ class _Llama3Reader(JsonCallReader):
             yield from self.space(";,")
             self.accept()
         if found:
-            self.reread()
+            self.broken()
         return found
 
 
@@ -208,8 +208,8 @@ LLAMA3: Final = Llama3Format()
 
 
 def _as_object(text: str) -> str:
-    """Arguments that were written as a string of JSON, or as null, as an object's text."""
+    """Arguments that were written as a string of JSON, or as nothing, as an object's text."""
     value = decoded(text)
-    if isinstance(value, str) and isinstance(decoded(value), dict):
-        return value
+    if isinstance(value, str) and (not value.strip() or isinstance(decoded(value), dict)):
+        return value.strip()
     return "" if text == "null" else text

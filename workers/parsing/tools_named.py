@@ -61,7 +61,7 @@ class _NamedReader(TextReader):
                 if not (yield from self.expect(call)):
                     break
                 if not (yield from self._call()):
-                    self.reread()
+                    self.broken()
                     break
             yield from self.expect(section_end)
             self.accept()

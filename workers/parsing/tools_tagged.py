@@ -107,7 +107,7 @@ class _TaggedReader(_TaggedArguments):
                 if not (yield from self.expect(call)):
                     break
                 if not (yield from self._call()):
-                    self.reread()
+                    self.broken()
                     break
             yield from self.expect(section_end)
             self.accept()

@@ -68,10 +68,10 @@ def joined(deltas: Iterable[PartDelta]) -> list[Part]:
     return parts
 
 
-def read(parser: ChoiceParser, chunks: Iterable[str]) -> list[Part]:
+def read(parser: ChoiceParser, chunks: Iterable[str], *, cut: bool = False) -> list[Part]:
     """Everything that a parser makes of a text."""
     deltas = [delta for chunk in chunks for delta in parser.feed(chunk)]
-    return joined([*deltas, *([] if parser.stopped else parser.finish())])
+    return joined([*deltas, *([] if parser.stopped else parser.finish(cut=cut))])
 
 
 def calls(parts: Iterable[Part]) -> list[tuple[str, str]]:

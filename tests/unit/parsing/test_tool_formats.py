@@ -39,6 +39,16 @@ def test_a_cut_never_invents_lost_or_closed_arguments(format: str) -> None:
         assert len(text(parts)) <= length
 
 
+@pytest.mark.parametrize("format", sorted({*WELL_FORMED} - {"lfm2", "pythonic"}))
+def test_a_cut_leaves_no_markup_in_the_text(format: str) -> None:
+    """Not of the two that begin a call with a bracket, which may as well be text."""
+    output = WELL_FORMED[format]
+    for length in range(len(output)):
+        said = text(read(tool_parser(format, TOOLS), output[:length], cut=True))
+        assert "get" not in said, length
+        assert "name" not in said, length
+
+
 @pytest.mark.parametrize("format", WELL_FORMED)
 def test_a_second_call_ends_the_choice_where_one_is_allowed(format: str) -> None:
     parser = tool_parser(format, TOOLS, single_call=True)

@@ -37,6 +37,8 @@ def test_the_name_comes_first_and_arguments_as_they_are_generated() -> None:
         ('{"name": "f", "arguments": {}}', "{}"),
         ('{"name": "f"}', ""),
         ('{"name": "f", "arguments": null}', ""),
+        ('{"name": "f", "arguments": ""}', ""),
+        ('{"arguments": " ", "name": "f"}', ""),
         ('{"arguments": {"a": [1, {"b": 2}]}, "name": "f"}', '{"a": [1, {"b": 2}]}'),
         ('{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
         ('{"id": 7, "name": "f", "arguments": {"a": "}]<"}}', '{"a": "}]<"}'),
