@@ -27,6 +27,7 @@ from workers.parsing.json_text import JsonScanner
         ({"type": "number"}, "3", 3),
         ({"type": "number"}, "1e3", 1000.0),
         ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "TRUE", True),
         ({"type": "boolean"}, "yes", "yes"),
         ({"type": "array"}, '["a"]', ["a"]),
         ({"type": "array"}, "['a', True]", ["a", True]),
