@@ -159,6 +159,8 @@ def _prepare_environment(log_level: str) -> None:
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # Compiling needs a C++ compiler and 20 s of the first request; no token came any sooner.
         environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+    # While a grammar compiles, every step of all other requests waits this long for it.
+    environment.setdefault("SGLANG_GRAMMAR_POLL_INTERVAL", "0.001")
     # What it warns of on import (kernels that this machine lacks) is nothing an operator can mend.
     environment.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")

@@ -1,14 +1,17 @@
-"""What runs inside SGLang's scheduler process: seeds on a CPU.
+"""What runs inside SGLang's scheduler process: a bound on its memory, and seeds on a CPU.
+
+SGLang remembers every grammar that it ever compiled. Here it forgets the oldest ones.
 
 SGLang honours `sampling_seed` in its deterministic mode only, whose kernels need a GPU; elsewhere a
 seed is accepted and forgotten. On a CPU these hooks make it count: the random number behind a token
 depends on the seed and the token's position alone, so a request repeats, and one continued after a
 cut goes on as it would have.
 
-The hooks use SGLang's own registry. On a GPU nothing is hooked: there
-`enable_deterministic_inference` makes seeds count.
+The hooks use SGLang's own registry. On a GPU seeds need none: there
+`enable_deterministic_inference` makes them count.
 
-Source: `sglang.srt.sampling.sampling_batch_info`, `sglang.srt.layers.sampler`, version 0.5.23.
+Source: `sglang.srt.constrained.base_grammar_backend`, `sglang.srt.sampling.sampling_batch_info`,
+`sglang.srt.layers.sampler`, version 0.5.23.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+MOST_GRAMMARS: Final = 512
+MOST_GRAMMAR_BYTES: Final = 512 << 20
+
 _NO_SEED: Final = -1
 
 
@@ -26,12 +32,33 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     import torch
     from sglang.srt.managers.scheduler import run_scheduler_process as run
 
+    _bound_grammars()
     if not torch.cuda.is_available():
-        _register_hooks()
+        _honour_seeds()
     run(*args, **kwargs)
 
 
-def _register_hooks() -> None:
+def _bound_grammars() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.set_cache",
+        forget_grammars,
+        HookType.AFTER,
+    )
+
+
+def forget_grammars(_: None, backend: Any, *args: Any, **kwargs: Any) -> None:
+    """Keep what a grammar backend remembers within bounds, the newest of it."""
+    while len(backend.cache) > MOST_GRAMMARS:
+        del backend.cache[next(iter(backend.cache))]
+    # The backend may stand around another one that waits for the end of reasoning.
+    compiler = getattr(getattr(backend, "grammar_backend", backend), "grammar_compiler", None)
+    if compiler is not None and compiler.get_cache_size_bytes() > MOST_GRAMMAR_BYTES:
+        compiler.clear_cache()
+
+
+def _honour_seeds() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     sampler = "sglang.srt.layers.sampler"
