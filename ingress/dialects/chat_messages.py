@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Tag, model_validator
 from ingress.dialects.custom_tools import wrap_input
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
+    Entries,
     WireModel,
     bad_shape,
     by_field,
@@ -71,12 +72,12 @@ AssistantPart: TypeAlias = Annotated[
 ]
 
 InputContent: TypeAlias = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[InputPart], Tag("<array>")],
+    Annotated[str, Tag("<string>")] | Annotated[Entries[InputPart], Tag("<array>")],
     STRING_OR_ARRAY,
 ]
 
 AssistantContent: TypeAlias = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[AssistantPart], Tag("<array>")],
+    Annotated[str, Tag("<string>")] | Annotated[Entries[AssistantPart], Tag("<array>")],
     STRING_OR_ARRAY,
 ]
 
@@ -148,7 +149,7 @@ class AssistantMessage(WireModel):
     content: AssistantContent | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: Entries[CalledTool] | None = None
     function_call: CalledFunction | None = None
     name: str | None = None
 

@@ -34,7 +34,7 @@ from ingress.dialects.sampling_fields import (
     TopLogprobs,
     TopP,
 )
-from ingress.dialects.validation import Flag, WireModel, bad_value, check_depth
+from ingress.dialects.validation import Entries, Flag, WireModel, bad_value, check_depth
 from schemas.job import Effort
 
 # --- Options -------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class ChatRequest(WireModel):
     """A request for a chat completion."""
 
     model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Entries[ChatMessage], Field(min_length=1)]
 
     max_tokens: PositiveInteger | None = None
     max_completion_tokens: PositiveInteger | None = None
@@ -84,10 +84,10 @@ class ChatRequest(WireModel):
     stream: Flag = False
     stream_options: StreamOptions | None = None
 
-    tools: list[ToolDefinition] | None = None
+    tools: Entries[ToolDefinition] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[FunctionDefinition] | None = None
+    functions: Entries[FunctionDefinition] | None = None
     function_call: LegacyChoice | None = None
     response_format: ResponseFormat | None = None
     regex: Pattern | None = None

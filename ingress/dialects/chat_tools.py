@@ -17,6 +17,7 @@ from ingress.dialects import tools
 from ingress.dialects.custom_tools import custom_tool
 from ingress.dialects.validation import (
     STRING_OR_OBJECT,
+    Entries,
     Flag,
     WireModel,
     bad_shape,
@@ -115,7 +116,7 @@ class AllowedTools(WireModel):
     """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: list[AllowedTool]
+    tools: Entries[AllowedTool]
 
 
 class AllowedChoice(WireModel):

@@ -35,6 +35,7 @@ from ingress.dialects.sampling_fields import (
     strings,
 )
 from ingress.dialects.validation import (
+    Entries,
     Flag,
     Integer,
     WireModel,
@@ -193,7 +194,7 @@ class CompletionRequest(WireModel):
     best_of: Integer | None = None
 
     stop: StopStrings | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: Annotated[Entries[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     stop_regex: Annotated[StopStrings, AfterValidator(_stop_patterns)] | None = None
     ignore_eos: Flag = False
     no_stop_trim: Flag = False
@@ -215,7 +216,7 @@ class CompletionRequest(WireModel):
     return_logprob: bool | None = None
     logprob_start_len: Annotated[Integer, Field(ge=-1)] | None = None
     top_logprobs_num: TopLogprobs | None = None
-    token_ids_logprob: Annotated[list[TokenId], Field(max_length=MAX_ASKED_TOKENS)] | None = None
+    token_ids_logprob: Annotated[Entries[TokenId], Field(max_length=MAX_ASKED_TOKENS)] | None = None
     return_text_in_logprobs: Flag = False
 
     custom_params: Annotated[dict[str, Any], AfterValidator(_custom_params)] | None = None

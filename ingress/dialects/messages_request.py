@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from ingress.dialects.sampling_fields import MAX_STOP_STRINGS, PositiveInteger, StopString, TopP
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
+    Entries,
     Flag,
     Integer,
     WireModel,
@@ -70,7 +71,7 @@ class SearchResultBlock(WireModel):
 
     title: str | None = None
     source: str | None = None
-    content: list[TextBlock] | None = None
+    content: Entries[TextBlock] | None = None
 
 
 class PlainTextSource(WireModel):
@@ -83,7 +84,7 @@ class ContentSource(WireModel):
     """A document that is text and images."""
 
     content: Annotated[
-        Annotated[str, Tag("<string>")] | Annotated[list[DocumentPart], Tag("<array>")],
+        Annotated[str, Tag("<string>")] | Annotated[Entries[DocumentPart], Tag("<array>")],
         STRING_OR_ARRAY,
     ]
 
@@ -136,7 +137,7 @@ class ToolResultBlock(WireModel):
     tool_use_id: str
     content: (
         Annotated[
-            Annotated[str, Tag("<string>")] | Annotated[list[ResultPart], Tag("<array>")],
+            Annotated[str, Tag("<string>")] | Annotated[Entries[ResultPart], Tag("<array>")],
             STRING_OR_ARRAY,
         ]
         | None
@@ -269,7 +270,7 @@ AssistantBlock: TypeAlias = Annotated[
 
 SystemContent: TypeAlias = Annotated[
     Annotated[str, Tag("<string>")]
-    | Annotated[list[Annotated[TextBlock, _only("text")]], Tag("<array>")],
+    | Annotated[Entries[Annotated[TextBlock, _only("text")]], Tag("<array>")],
     STRING_OR_ARRAY,
 ]
 
@@ -281,7 +282,7 @@ class UserTurn(WireModel):
 
     role: Literal["user"]
     content: Annotated[
-        Annotated[str, Tag("<string>")] | Annotated[list[UserBlock], Tag("<array>")],
+        Annotated[str, Tag("<string>")] | Annotated[Entries[UserBlock], Tag("<array>")],
         STRING_OR_ARRAY,
     ]
 
@@ -291,7 +292,7 @@ class AssistantTurn(WireModel):
 
     role: Literal["assistant"]
     content: Annotated[
-        Annotated[str, Tag("<string>")] | Annotated[list[AssistantBlock], Tag("<array>")],
+        Annotated[str, Tag("<string>")] | Annotated[Entries[AssistantBlock], Tag("<array>")],
         STRING_OR_ARRAY,
     ]
 
@@ -367,10 +368,10 @@ class PromptRequest(WireModel):
     """
 
     model: str
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[Entries[Turn], Field(min_length=1)]
     system: SystemContent | None = None
 
-    tools: list[Tool] | None = None
+    tools: Entries[Tool] | None = None
     tool_choice: ToolChoiceOption | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -390,7 +391,7 @@ class MessagesRequest(PromptRequest):
 
     max_tokens: PositiveInteger
 
-    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_sequences: Annotated[Entries[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: TopP | None = None
     top_k: Annotated[Integer, AfterValidator(_top_k)] | None = None

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, Tag, model_validator
 from ingress import json_schema
 from ingress.dialects.validation import (
     STRING_OR_OBJECT,
+    Entries,
     WireModel,
     bad_shape,
     bad_value,
@@ -79,8 +80,8 @@ class StructuralTagFormat(WireModel):
     """Text with constrained parts, in either form that XGrammar has for it."""
 
     format: FreeObject | None = None
-    structures: list[FreeObject] | None = None
-    triggers: list[str] | None = None
+    structures: Entries[FreeObject] | None = None
+    triggers: Entries[str] | None = None
 
     @model_validator(mode="after")
     def _is_one_of_two_forms(self) -> StructuralTagFormat:

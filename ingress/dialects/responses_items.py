@@ -21,6 +21,7 @@ from ingress.dialects.responses_builtins import BUILTINS
 from ingress.dialects.responses_tools import Path, flat_name
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
+    Entries,
     WireModel,
     bad_shape,
     field_path,
@@ -112,7 +113,7 @@ def _argument_text(value: Any) -> str:
 class _Message(WireModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: Annotated[
-        Annotated[str, Tag("<string>")] | Annotated[list[Any], Tag("<array>")], STRING_OR_ARRAY
+        Annotated[str, Tag("<string>")] | Annotated[Entries[Any], Tag("<array>")], STRING_OR_ARRAY
     ]
 
 

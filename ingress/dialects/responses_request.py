@@ -28,6 +28,7 @@ from ingress.dialects.sampling_fields import (
 )
 from ingress.dialects.validation import (
     STRING_OR_ARRAY,
+    Entries,
     Flag,
     WireModel,
     bad_value,
@@ -82,7 +83,7 @@ class ResponsesBody(WireModel):
     model: str
     input: Annotated[
         Annotated[str, Tag("<string>")]
-        | Annotated[list[Any], AfterValidator(check_depth), Tag("<array>")],
+        | Annotated[Entries[Any], AfterValidator(check_depth), Tag("<array>")],
         STRING_OR_ARRAY,
     ]
     instructions: str | None = None
@@ -99,12 +100,12 @@ class ResponsesBody(WireModel):
 
     stream: Flag = False
 
-    tools: Annotated[list[Any], AfterValidator(check_depth)] | None = None
+    tools: Annotated[Entries[Any], AfterValidator(check_depth)] | None = None
     tool_choice: Free = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Any] | None = None
+    include: Entries[Any] | None = None
 
     previous_response_id: Free = None
     conversation: Free = None

@@ -18,7 +18,7 @@ from ingress.dialects import tools
 from ingress.dialects.custom_tools import custom_tool
 from ingress.dialects.profile import Profile
 from ingress.dialects.responses_builtins import BUILTINS
-from ingress.dialects.validation import WireModel, field_path, validate
+from ingress.dialects.validation import Entries, WireModel, field_path, validate
 from schemas.errors import (
     InvalidTool,
     SchemaValidationFailed,
@@ -134,7 +134,7 @@ class _Custom(WireModel):
 class _Namespace(WireModel):
     name: str
     description: str | None = None
-    tools: list[Any]
+    tools: Entries[Any]
 
 
 class _Shell(WireModel):

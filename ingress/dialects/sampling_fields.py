@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag
 
-from ingress.dialects.validation import STRING_OR_ARRAY, Integer, bad_shape, bad_value
+from ingress.dialects.validation import STRING_OR_ARRAY, Entries, Integer, bad_shape, bad_value
 from schemas.model_card import ModelCard
 
 MAX_CHOICES = 16
@@ -62,7 +62,7 @@ Biases: TypeAlias = Annotated[tuple[tuple[int, float], ...], BeforeValidator(_bi
 StopString: TypeAlias = Annotated[str, Field(min_length=1)]
 StopStrings: TypeAlias = Annotated[
     Annotated[StopString, Tag("<string>")]
-    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<array>")],
+    | Annotated[Entries[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<array>")],
     STRING_OR_ARRAY,
 ]
 

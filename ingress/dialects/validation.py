@@ -12,13 +12,14 @@ Source: error catalogue, section 3 ("Request validation"); `param` uses paths su
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    Field,
     ValidationError,
     WithJsonSchema,
 )
@@ -35,6 +36,9 @@ from schemas.errors import (
 
 MAX_DEPTH = 100
 """How deep free-form JSON that travels on with the Job may nest."""
+
+MAX_ENTRIES = 100_000
+"""Of one array. A body has room for millions, each of which takes microseconds to read."""
 
 _INT64 = 2**63
 
@@ -107,6 +111,11 @@ Flag = Annotated[
     WithJsonSchema({"type": ["boolean", "null"]}),
 ]
 """A boolean that is false when absent or null: `field: Flag = False`."""
+
+Entry = TypeVar("Entry")
+Entries: TypeAlias = Annotated[list[Entry], Field(max_length=MAX_ENTRIES, fail_fast=True)]
+"""An array. Reading ends with its first bad entry: only one is reported, and finding a fault in
+each of millions would hold up everybody."""
 
 
 def _string_or_array(value: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -15,8 +16,15 @@ import pytest
 from ingress.config import Config
 from ingress.dialects.base import CountingDialect
 from ingress.dialects.registry import DIALECTS
+from ingress.dialects.validation import MAX_ENTRIES
 from ingress.errors import error_response
-from schemas.errors import ErrorInfo, ErrorKind, InsufficientCredits, UnsupportedValue
+from schemas.errors import (
+    ErrorInfo,
+    ErrorKind,
+    InsufficientCredits,
+    RequestError,
+    UnsupportedValue,
+)
 from tests.fixtures.requests import ALL, answered_text, path_of, request_body
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack
 from workers.engines.scripted import ScriptedEngine
@@ -183,6 +191,40 @@ async def test_limit_far_above_the_window_is_ignored(http: httpx.AsyncClient) ->
     assert response.status_code == 200
 
 
+ARRAYS = [
+    ("chat", "messages"),
+    ("chat", "tools"),
+    ("chat", "functions"),
+    ("chat", "messages[0].content"),
+    ("responses", "input"),
+    ("responses", "tools"),
+    ("responses", "input[0].content"),
+    ("messages", "messages"),
+    ("messages", "tools"),
+    ("messages", "system"),
+    ("messages", "messages[0].content"),
+    ("completions", "stop"),
+    ("completions", "stop_token_ids"),
+    ("completions", "prompt"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "array"), ARRAYS)
+@pytest.mark.rule("errors.nothing-breaks")
+async def test_thousands_of_faults_take_no_longer_than_one(dialect: str, array: str) -> None:
+    for count in (MAX_ENTRIES - 1, MAX_ENTRIES + 1):
+        faults: list[Any] = [5.5] * count
+        body = request_body(dialect)
+        if array.endswith(".content"):
+            faults = [{"type": "message", "role": "user", "content": faults}]
+        body[array.partition("[")[0]] = faults
+        began = time.monotonic()
+        with pytest.raises(RequestError) as raised:
+            DIALECTS[dialect].parse(body)
+        assert time.monotonic() - began < 1
+        assert (raised.value.info().param or "").startswith(array)
+
+
 @pytest.mark.rule("errors.no-echo")
 async def test_an_error_of_half_a_character_is_still_json() -> None:
     for dialect in DIALECTS.values():
@@ -342,8 +384,8 @@ async def test_request_id_of_the_client_is_kept(http: httpx.AsyncClient, dialect
         assert request_id.startswith("client_abc123xxx")
         assert len(request_id) == len("client_") + 128
         for foreign in ("", "<>", "\u00e9"):
-            headers = {"x-request-id": foreign.encode()}
-            response = await http.post(path_of(dialect), json=body, headers=headers)
+            raw = {b"x-request-id": foreign.encode()}
+            response = await http.post(path_of(dialect), json=body, headers=raw)
             own = response.headers["x-request-id"]
             assert own.startswith("req_")
             assert len(own) == 16
