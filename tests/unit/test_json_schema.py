@@ -263,6 +263,15 @@ def test_keywords_that_cannot_be_enforced_are_dropped(keywords: dict[str, Any]) 
             {**INTEGER, "minimum": 1, "maximum": 8},
         ),
         ({**INTEGER, "minimum": -1e30}, INTEGER),
+        ({**INTEGER, "exclusiveMinimum": 0.5}, {**INTEGER, "minimum": 1}),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"(?=x)": STRING},
+                "additionalProperties": False,
+            },
+            {"type": "object", "additionalProperties": True},
+        ),
         ({"type": ["string", "null"]}, {"type": ["string", "null"]}),
         ({**STRING, "nullable": True}, {"type": ["string", "null"]}),
         (
