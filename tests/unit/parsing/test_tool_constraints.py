@@ -121,6 +121,7 @@ def test_strict_tools_are_called_truly_or_not_at_all(format: str) -> None:
     call = generated(TOOL_FORMATS[format].constraint(TOOLS, named))
     assert matcher(auto).accept_string(call)
     assert not matcher(auto).accept_string(call.replace("get_weather", "get_whether"))
+    assert not matcher(auto).accept_string(call.replace("days", "nights"))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -64,6 +64,18 @@ def test_text_without_calls_is_passed_on_as_it_is(format: str) -> None:
     assert parsed(format, output) == [Part("text", output)]
 
 
+def test_a_bracket_before_a_name_that_was_not_offered_is_text() -> None:
+    output = "[print(1)] and [{}]"
+    assert parsed("pythonic", output) == [Part("text", output)]
+    assert parsed("lfm2", output) == [Part("text", output)]
+
+
+def test_a_call_by_its_number_alone_is_certain_only_of_a_single_tool() -> None:
+    output = "<|tool_call_begin|>0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    assert calls(read(tool_parser("kimi_k2", TOOLS[:1]), [output])) == [("get_weather", "{}")]
+    assert parsed("kimi_k2", output) == [Part("text", output)]
+
+
 @pytest.mark.parametrize(
     ("sign", "format"),
     [
