@@ -24,7 +24,7 @@ class StopScanner:
     Attributes:
         stopped: A stop string was found; further text is dropped.
         matched: The caller's stop string that was found; None if it was the template's.
-        armed: While False, stop strings are ordinary text.
+        armed: While False, stop strings that become complete are ordinary text.
     """
 
     __slots__ = ("_callers", "_held", "_include", "_strings", "armed", "matched", "stopped")
@@ -43,17 +43,16 @@ class StopScanner:
         """Take more text; returns what is certain to come before any stop string."""
         if self.stopped:
             return ""
+        known = len(self._held)
         text, self._held = self._held + text, ""
-        if not self.armed:
-            return text
-        # (end, start) of each string's first occurrence: the smallest is complete first, and of
-        # equals the one that starts earliest is the longest.
+        # (end, start) of each string's first occurrence that ends in the new text: the smallest is
+        # complete first, and of equals the one that starts earliest is the longest.
         found = [
             (start + len(string), start, string)
             for string in self._strings
-            if (start := text.find(string)) >= 0
+            if (start := text.find(string, max(0, known - len(string) + 1))) >= 0
         ]
-        if found:
+        if found and self.armed:
             return self._stop_at(text, *min(found))
         held = max((partial_marker(text, string) for string in self._strings), default=0)
         if held:

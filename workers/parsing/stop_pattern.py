@@ -64,8 +64,6 @@ class StopPatternScanner:
         return held
 
     def _search(self, text: str) -> str:
-        if not self.armed:
-            return self._release() + text
         start, text = len(self._held), self._held + text
         for at in range(start, len(text)):
             char = text[at]
@@ -77,7 +75,7 @@ class StopPatternScanner:
             if after := self._automaton.begin(char):
                 live.setdefault(after, at)
             self._live = live
-            for state, began in live.items():
+            for state, began in live.items() if self.armed else ():
                 if (pattern := self._automaton.matched(state)) is not None:
                     self._matched = pattern
                     self._held = ""

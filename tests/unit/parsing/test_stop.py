@@ -87,6 +87,27 @@ def test_unarmed_strings_are_text() -> None:
     assert scan.feed("b 7 c") == "b "
 
 
+@pytest.mark.parametrize(
+    ("strings", "before", "after", "kept"),
+    [
+        (("STOP",), "a ST", "OP b", "a "),  # complete once it counts
+        (("STOP",), "a STOP", " b", "a STOP b"),
+        (("ab", "xabc"), "xab", "q", "xabq"),  # one is held back, but another was complete
+        (("ab", "xabc"), "xab", "cq", ""),
+        (("aa",), "aa", "a", "a"),
+    ],
+)
+def test_what_counts_is_where_a_string_is_complete(
+    strings: tuple[str, ...], before: str, after: str, kept: str
+) -> None:
+    scan = scanner(*strings)
+    scan.armed = False
+    said = scan.feed(before)
+    scan.armed = True
+    assert said + scan.feed(after) + scan.finish() == kept
+    assert scan.stopped == (kept != before + after)
+
+
 def test_empty_string_stops_nothing() -> None:
     scan = scanner("")
     assert scan.feed("text") == "text"

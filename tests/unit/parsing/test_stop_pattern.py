@@ -102,6 +102,15 @@ def test_nothing_ends_before_the_minimum() -> None:
     assert parser.matched == "x{2}"
 
 
+def test_what_counts_is_where_a_match_is_complete() -> None:
+    scanner = StopPatternScanner(StopConditions(patterns=("x{2}",)))
+    scanner.armed = False
+    said = scanner.feed("axx") + scanner.feed("x")
+    scanner.armed = True
+    assert said + scanner.feed("xb") == "axx"
+    assert scanner.stopped
+
+
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
