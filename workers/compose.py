@@ -72,6 +72,7 @@ def build_consumer(
         reasoning_format=_reasoning_format(settings, engine),
         hidden_reasoning=settings.hidden_reasoning,
         tool_format=_tool_format(settings, engine),
+        repetition_window=settings.repetition_window,
     )
     counter = TokenCounter(engine, worker_id=worker_id, metrics=metrics)
     return Consumer(source, runner, counter, announce_interval_s=settings.announce_interval_s)

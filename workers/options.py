@@ -90,4 +90,17 @@ engine_options = stacked(
         callback=_known_format(*TOOL_FORMATS, *MARKERS),
         help="How the model writes tool calls, by SGLang's names. Default: by template.",
     ),
+    option(
+        "--hidden-reasoning",
+        env="HIDDEN_REASONING",
+        is_flag=True,
+        help="The model may think although told not to: drop that. Such answers do not stream.",
+    ),
+    option(
+        "--repetition-window",
+        env="REPETITION_WINDOW",
+        type=click.IntRange(min=0),
+        default=2048,
+        help="End an answer that repeats itself for so many tokens; 0 for never.",
+    ),
 )

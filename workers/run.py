@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 import structlog
@@ -52,6 +52,7 @@ from workers.parsing.pipeline import ChoiceParser, build_parser
 from workers.parsing.reasoning import REASONING_FORMATS
 from workers.parsing.tools import ToolFormat
 from workers.prompt import length, render
+from workers.repetition import until_repeating
 from workers.token_report import TokenReport
 
 log = structlog.get_logger()
@@ -101,6 +102,7 @@ class Runner:
         worker_id: Named in `Accepted` and `Started`.
         reasoning_format: How this model marks its reasoning; None if it does not reason.
         tool_format: How this model writes tool calls; None if it does not, or not as text.
+        repetition_window: Tokens of nothing but repetition that end an answer; 0 for never.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Runner:
         reasoning_format: str | None = None,
         hidden_reasoning: bool = False,
         tool_format: ToolFormat | None = None,
+        repetition_window: int = 0,
     ) -> None:
         self.engine = engine
         self.worker_id = worker_id
@@ -119,6 +122,7 @@ class Runner:
         self.reasoning_format = reasoning_format
         self.hidden_reasoning = hidden_reasoning
         self.tool_format = tool_format
+        self.repetition_window = repetition_window
 
     async def run(self, delivery: Delivery) -> None:
         """Serve one Delivery and settle it. Raises nothing but `CancelledError`.
@@ -376,7 +380,7 @@ class _Run:
         report = self._report_of(choice)
         raw = isinstance(job.prompt, TokenPrompt)
         calls = False
-        async with aclosing(self._engine.generate(request)) as chunks:  # type: ignore[type-var]
+        async with aclosing(self._chunks(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 in_reasoning, in_call = parser.in_reasoning, parser.in_call
                 produced += chunk.output_tokens
@@ -412,6 +416,17 @@ class _Run:
                     return
                 await self._delivery.writable()
         raise GenerationFailed("The model failed to answer.", diagnostic="engine ended mid-choice")
+
+    def _chunks(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        """What the engine yields, ended where a conversation's answer only repeats itself.
+
+        A constraint may ask for just that.
+        """
+        chunks = self._engine.generate(request)
+        window = self._runner.repetition_window
+        if not window or request.constraint or isinstance(self._job.prompt, TokenPrompt):
+            return chunks
+        return until_repeating(chunks, window)
 
     def _count(self, chunk: EngineChunk, choice: int, in_reasoning: bool) -> None:
         self._output_tokens += chunk.output_tokens

@@ -22,6 +22,8 @@ class WorkerSettings(BaseModel):
         reasoning_format: How the model marks its reasoning, by SGLang's parser names.
         tool_format: How the model writes tool calls, by SGLang's parser names.
         hidden_reasoning: The model may think although reasoning is off; drop that.
+        repetition_window: An answer whose last so many tokens only repeat a short sequence is ended
+            as by its limit; 0 for never.
         grace_s: How long running Jobs may go on after SIGTERM.
     """
 
@@ -37,6 +39,7 @@ class WorkerSettings(BaseModel):
     reasoning_format: str | None = None
     tool_format: str | None = None
     hidden_reasoning: bool = False
+    repetition_window: int = Field(default=2048, ge=0)
     grace_s: float = Field(default=30.0, ge=0)
     announce_interval_s: float = Field(default=5.0, gt=0)
 
