@@ -6,7 +6,7 @@ read as a stream and as a body. All of them say the same, and the worker goes on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,14 +16,12 @@ import pytest
 import pytest_asyncio
 
 from tests.fixtures.answers import CONVERSATIONS, Answer, read_body, read_stream
+from tests.fixtures.player import Player, call, request_to_play
 from tests.fixtures.requests import answered_text, path_of, request_body
 from tests.fixtures.stack import MODEL, memory_stack
-from workers.engines.base import EngineRequest
-from workers.engines.scripted import End, ScriptedEngine, Step, Text, script_from_markers
+from workers.engines.scripted import End, ScriptedEngine, Step, Text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-GO = "Go."
 
 
 class Row(NamedTuple):
@@ -41,17 +39,7 @@ class Row(NamedTuple):
     fields: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
-TOOLS = {
-    "stock": {"type": "object", "properties": {"symbol": {"type": "string"}}},
-    "list_dir": {"type": "object", "properties": {"p": {"type": "string"}}},
-    "get_clock": {"type": "object", "properties": {}, "required": []},
-}
-
 CUT = End("length")
-
-
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 ONE = (("stock", '{"symbol":"KO"}'),)
@@ -282,19 +270,6 @@ def cuts(row: Row, *, every: bool) -> dict[str, list[Step]]:
     return {way: [*map(Text, pieces), row.stop] for way, pieces in ways.items()}
 
 
-class Player:
-    """Plays what it is given to those who say `GO`, and markers to others."""
-
-    def __init__(self) -> None:
-        self.steps: Sequence[Step] = ()
-
-    def __call__(self, request: EngineRequest) -> Iterator[Step]:
-        prompt: Any = request.job.prompt
-        if prompt.messages[-1].text == GO:
-            return iter(self.steps)
-        return script_from_markers(request)
-
-
 class Service(NamedTuple):
     """A client and the model behind the service."""
 
@@ -323,52 +298,13 @@ async def service(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
         yield Service(http, player, request.param)
 
 
-def tool(dialect: str, name: str, form: dict[str, Any]) -> dict[str, Any]:
-    match dialect:
-        case "chat":
-            return {"type": "function", "function": {"name": name, "parameters": form}}
-        case "messages":
-            return {"name": name, "input_schema": form}
-        case _:
-            return {"type": "function", "name": name, "parameters": form}
-
-
-_THINK: Mapping[str, dict[str, Any]] = {
-    "chat": {"reasoning_effort": "high"},
-    "responses": {"reasoning": {"effort": "high", "summary": "auto"}},
-    "messages": {"thinking": {"type": "enabled", "budget_tokens": 2048}},
-}
-_LIMIT = {"chat": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
-
-
-def request_of(row: Row, dialect: str) -> dict[str, Any]:
-    body = request_body(dialect, GO, **{_LIMIT[dialect]: 100_000})
-    if row.tools:
-        body["tools"] = [tool(dialect, name, form) for name, form in TOOLS.items()]
-    if row.think:
-        body |= _THINK[dialect]
-    return body | dict(row.fields.get(dialect, {}))
-
-
-def as_read(answer: Answer, dialect: str) -> list[tuple[str, Any]]:
-    """Calls as clients compare them: Messages has arguments as a value in its bodies."""
-    if dialect != "messages":
-        return list(answer.calls)
-    read = []
-    for name, arguments in answer.calls:
-        try:
-            read.append((name, orjson.loads(arguments)))
-        except orjson.JSONDecodeError:
-            read.append((name, arguments or {}))
-    return read
-
-
 @pytest.mark.parametrize("dialect", CONVERSATIONS)
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.rule("chat.stream-is-body", "responses.stream-equals-body")
 async def test_an_answer(service: Service, name: str, dialect: str) -> None:
     row = ROWS[name]
-    body = request_of(row, dialect)
+    body = request_to_play(dialect, tools=row.tools, think=row.think)
+    body |= row.fields.get(dialect, {})
     shown = dialect != "responses" or service.profile == "official"
     for way, steps in cuts(row, every=service.profile == "wafer").items():
         service.player.steps = steps
