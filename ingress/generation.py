@@ -19,13 +19,16 @@ from schemas import telemetry
 from schemas.delta import (
     OUT_OF_BAND,
     Accepted,
+    ArgumentsDelta,
     Completed,
     Delta,
     Failed,
     Finished,
     Interrupted,
+    ReasoningDelta,
     ReplyMessage,
     Started,
+    TextDelta,
     Usage,
 )
 from schemas.errors import (
@@ -49,6 +52,8 @@ MAX_STRIKES = 2
 
 _PROMPT_TOKENS_PER_SECOND = 2_000
 """Extra time to the first token for long prompts."""
+
+_SPOKEN = frozenset((TextDelta, ReasoningDelta, ArgumentsDelta))
 
 Phase: TypeAlias = Literal["preparing", "queued", "prefill", "decode", "ended"]
 
@@ -182,6 +187,8 @@ class Generation:
     def _take(self, message: ReplyMessage, deltas: list[Delta]) -> Interrupted | None:
         for _, ids in message.token_ids:
             self._output_tokens += len(ids)
+        if not message.token_ids:  # engines that do not tell them say about one token at a time
+            self._output_tokens += sum(type(delta) in _SPOKEN for delta in message.deltas)
         for delta in message.deltas:
             self._checker.feed(delta)
             match delta:

@@ -19,12 +19,14 @@ from schemas import telemetry
 from schemas.delta import (
     OUT_OF_BAND,
     Accepted,
+    ArgumentsDelta,
     Completed,
     Delta,
     Failed,
     Finished,
     FinishReason,
     Interrupted,
+    ReasoningDelta,
     ReplyMessage,
     Started,
     TextDelta,
@@ -399,7 +401,7 @@ class _Run:
                     if ended and (raw or (chunk.finish and chunk.finish.reason == "length")):
                         parts = (*parts, *logprobs.rest(choice))
                 calls = calls or any(type(part) is ToolCallStarted for part in parts)
-                self._count(chunk, choice, in_reasoning)
+                self._count(chunk, choice, parts, in_reasoning)
                 finished = self._finished(chunk, choice, parser, calls)
                 if report is None:
                     self._write(chunk, choice, parts, finished)
@@ -428,14 +430,16 @@ class _Run:
             return chunks
         return until_repeating(chunks, window)
 
-    def _count(self, chunk: EngineChunk, choice: int, in_reasoning: bool) -> None:
+    def _count(
+        self, chunk: EngineChunk, choice: int, parts: Sequence[PartDelta], in_reasoning: bool
+    ) -> None:
         self._output_tokens += chunk.output_tokens
         if chunk.reasoning_tokens is not None:
             before = self._engine_reasoning.get(choice, 0)
             self._engine_reasoning[choice] = chunk.reasoning_tokens
             self._reasoning_tokens += chunk.reasoning_tokens - before
-        elif in_reasoning and self._reasoning_visible:
-            self._reasoning_tokens += chunk.output_tokens
+        elif self._reasoning_visible:
+            self._reasoning_tokens += _thought(chunk, parts, in_reasoning)
         if chunk.input_tokens is not None and isinstance(self._job.prompt, ChatPrompt):
             self._input_tokens = chunk.input_tokens
         prompt = choice // self._job.sampling.n
@@ -533,6 +537,16 @@ class _PendingLogprobs:
         rest = TextDelta(choice, "", tuple(self._pending))
         self._pending.clear()
         return (rest,)
+
+
+def _thought(chunk: EngineChunk, parts: Sequence[PartDelta], in_reasoning: bool) -> int:
+    """Tokens of a chunk that are reasoning; of several it is their text that tells."""
+    if chunk.output_tokens > 1:
+        reasoning = sum(len(p.text) for p in parts if isinstance(p, ReasoningDelta))
+        answer = sum(len(p.text) for p in parts if isinstance(p, TextDelta | ArgumentsDelta))
+        if told := reasoning + answer:
+            return round(chunk.output_tokens * reasoning / told)
+    return chunk.output_tokens if in_reasoning else 0
 
 
 def _has_text(parts: Sequence[PartDelta]) -> bool:
