@@ -24,10 +24,11 @@ def resolve(wish: Wish | None, support: ReasoningSupport | None) -> Reasoning:
 
     Args:
         wish: What the request asks for; None if it does not say.
-        support: None for a model that does not reason; a wish then has no effect.
+        support: None for a model that is not known to reason; a wish then has no effect on what it
+            does. Should it reason all the same, that is not shown to who wants none.
     """
     if support is None:
-        return Reasoning()
+        return Reasoning(visible=wish != "none")
     if wish is None:
         effort = support.default
     elif wish == "enabled":

@@ -15,7 +15,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from tests.fixtures.answers import CONVERSATIONS, Answer, read_body, read_stream
+from tests.fixtures.answers import CONVERSATIONS, Answer, read_body, read_stream, values
 from tests.fixtures.player import Player, call, request_to_play
 from tests.fixtures.requests import answered_text, path_of, request_body
 from tests.fixtures.stack import MODEL, memory_stack
@@ -322,14 +322,3 @@ async def test_an_answer(service: Service, name: str, dialect: str) -> None:
             assert all(answer.ids)
             assert len(set(answer.ids)) == len(answer.ids)
     await service.check_serving(dialect)
-
-
-def values(calls: Iterable[tuple[str, str]]) -> list[tuple[str, Any]]:
-    """Calls with their arguments as values, which in Messages they are, unless they were cut."""
-    found: list[tuple[str, Any]] = []
-    for name, arguments in calls:
-        try:
-            found.append((name, orjson.loads(arguments or "{}")))
-        except orjson.JSONDecodeError:
-            found.append((name, arguments))
-    return found
