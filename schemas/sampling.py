@@ -39,11 +39,13 @@ class OutputLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         max_tokens: The limit to use when prompt and limit fit the context window together.
         fallback_tokens: When they do not fit, the limit becomes the smaller of this and what is
             left of the window. None: the request fails with `context_length_exceeded`.
+        headroom: Room for reasoning on top of `max_tokens`, as far as the window has it.
         min_tokens: Stop conditions are suppressed before this many tokens.
     """
 
     max_tokens: int
     fallback_tokens: int | None = None
+    headroom: int = 0
     min_tokens: int = 0
 
 

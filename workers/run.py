@@ -82,18 +82,17 @@ def fit_output_limit(limit: OutputLimit, prompt_tokens: int, context_length: int
             not fit the window.
     """
     room = context_length - prompt_tokens
-    wanted = limit.max_tokens
-    if wanted > room and limit.fallback_tokens is not None:
-        wanted = min(limit.fallback_tokens, room)
-    if room < 1 or wanted > room:
-        raise ContextLengthExceeded(
-            ContextOverflow(
-                prompt_tokens=prompt_tokens,
-                output_tokens=limit.max_tokens if limit.fallback_tokens is None else 0,
-                context_length=context_length,
-            )
+    if limit.max_tokens <= room:
+        return min(limit.max_tokens + limit.headroom, room)
+    if limit.fallback_tokens is not None and room > 0:
+        return min(limit.fallback_tokens, room)
+    raise ContextLengthExceeded(
+        ContextOverflow(
+            prompt_tokens=prompt_tokens,
+            output_tokens=limit.max_tokens if limit.fallback_tokens is None else 0,
+            context_length=context_length,
         )
-    return wanted
+    )
 
 
 class Runner:
@@ -265,7 +264,7 @@ class _Run:
         constraint = self._constraint(reasoning_open)
         requests = []
         for number, (prompt_ids, prompt_tokens) in enumerate(zip(prompts, lengths, strict=True)):
-            max_tokens = limit.max_tokens
+            max_tokens = limit.max_tokens + limit.headroom
             if self._engine.takes_token_ids:
                 window = self._engine.card.context_length
                 max_tokens = fit_output_limit(limit, prompt_tokens, window)

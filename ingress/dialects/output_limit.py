@@ -30,6 +30,8 @@ def output_limit(
     limit = requested
     if card.max_output_tokens is not None:
         limit = min(limit, card.max_output_tokens)
-    if reasoning.enabled:
-        limit += card.reasoning_headroom
-    return OutputLimit(max_tokens=limit, fallback_tokens=default if retry_without else None)
+    return OutputLimit(
+        max_tokens=limit,
+        fallback_tokens=default if retry_without else None,
+        headroom=card.reasoning_headroom if reasoning.enabled else 0,
+    )

@@ -153,8 +153,8 @@ def test_a_model_without_reasoning_ignores_the_controls() -> None:
 @pytest.mark.rule("chat.headroom")
 def test_headroom_is_added_while_reasoning_is_on() -> None:
     roomy = card(reasoning_headroom=24_576)
-    assert chat(roomy, max_tokens=100).sampling.limit.max_tokens == 24_676
-    assert chat(roomy, max_tokens=100, reasoning_effort="none").sampling.limit.max_tokens == 100
+    assert chat(roomy, max_tokens=100).sampling.limit.headroom == 24_576
+    assert chat(roomy, max_tokens=100, reasoning_effort="none").sampling.limit.headroom == 0
 
 
 @pytest.mark.rule("chat.reasoning-template")

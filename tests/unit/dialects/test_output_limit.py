@@ -39,6 +39,8 @@ def test_a_limit_that_must_fit_has_no_fallback_but_a_default_always_has() -> Non
 
 def test_headroom_goes_on_top_of_the_clients_limit_only() -> None:
     card = ModelCard(id="m", context_length=1_000, max_output_tokens=800, reasoning_headroom=50)
-    assert output_limit(900, card, ON, retry_without=True).max_tokens == 850
-    assert output_limit(900, card, OFF, retry_without=True).max_tokens == 800
-    assert output_limit(None, card, ON, retry_without=True).max_tokens == 800
+    limit = OutputLimit(max_tokens=800, fallback_tokens=800)
+    roomier = OutputLimit(max_tokens=800, fallback_tokens=800, headroom=50)
+    assert output_limit(900, card, ON, retry_without=True) == roomier
+    assert output_limit(900, card, OFF, retry_without=True) == limit
+    assert output_limit(None, card, ON, retry_without=True) == limit
