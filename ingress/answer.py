@@ -122,7 +122,7 @@ class Answer(Response):
             await response(scope, receive, send)
         elif not self._writing:
             # A record that is still on its way to a reader who takes nothing cannot be followed.
-            frames = self._encoder.fail(error.info())
+            frames = self._encoder.fail(error.info(), self._generation.usage)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.write_s):
                     await self._send_body(send, b"".join(frames), more=False)

@@ -15,7 +15,7 @@ import msgspec
 
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.profile import WAFER, Profile
-from schemas.delta import Delta
+from schemas.delta import Delta, Usage
 from schemas.errors import ErrorInfo
 from schemas.job import Job
 from schemas.model_card import ModelCard
@@ -93,8 +93,13 @@ class Encoder(Protocol):
         """The records a Delta becomes, possibly none. After `Completed` the stream is whole."""
         ...
 
-    def fail(self, error: ErrorInfo) -> Sequence[Frame]:
-        """Closes what is open, then tells. The stream must not look like a success."""
+    def fail(self, error: ErrorInfo, usage: Usage | None = None) -> Sequence[Frame]:
+        """Closes what is open, then tells. The stream must not look like a success.
+
+        Args:
+            error: What went wrong.
+            usage: Tokens until then, for dialects that tell them; None or zeros if unknown.
+        """
         ...
 
     def keep_alive(self) -> Sequence[Frame]:

@@ -165,7 +165,7 @@ class ChatEncoder:
                 return self.fail(delta.error)
         return _NO_FRAMES
 
-    def fail(self, error: ErrorInfo) -> Sequence[Frame]:
+    def fail(self, error: ErrorInfo, usage: Usage | None = None) -> Sequence[Frame]:
         return (envelope.error_record(error, self._stamp.request_id),)
 
     def keep_alive(self) -> Sequence[Frame]:

@@ -144,7 +144,7 @@ class CompletionEncoder:
     def keep_alive(self) -> Sequence[Frame]:
         return (sse.KEEP_ALIVE,)
 
-    def fail(self, error: ErrorInfo) -> Sequence[Frame]:
+    def fail(self, error: ErrorInfo, usage: Usage | None = None) -> Sequence[Frame]:
         return (envelope.error_record(error, self._stamp.request_id),)
 
     def feed(self, delta: Delta) -> Sequence[Frame]:

@@ -113,7 +113,7 @@ class MessagesEncoder:
                 return self.fail(error)
         return _NO_FRAMES
 
-    def fail(self, error: ErrorInfo) -> Sequence[Frame]:
+    def fail(self, error: ErrorInfo, usage: Usage | None = None) -> Sequence[Frame]:
         return (messages_errors.error_record(error, self._stamp.request_id),)
 
     def keep_alive(self) -> Sequence[Frame]:

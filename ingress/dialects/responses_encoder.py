@@ -21,6 +21,7 @@ from ingress.dialects.responses_output import (
     CustomCallItem,
     Events,
     FunctionCallItem,
+    GrowingItem,
     MessageItem,
     OutputItem,
     ReasoningItem,
@@ -80,7 +81,7 @@ class ResponsesEncoder:
         self._events = Events()
         self._parts = Parts()
         self._item: OutputItem | None = None  # the open one
-        self._streaming: MessageItem | None = None  # the same, if it takes text as it comes
+        self._growing: GrowingItem | None = None  # the same, while a Delta can only add to it
         self._opened = 0
         self._output: list[bytes] = []  # items that have ended
         self._reason = FinishReason.STOP
@@ -96,11 +97,10 @@ class ResponsesEncoder:
         return (created, self._events.event("response.in_progress", announced))
 
     def feed(self, delta: Delta) -> Sequence[Frame]:
-        if type(delta) is TextDelta and self._streaming is not None:
-            part = self._parts.open
-            if part is not None and delta.text:
-                part.grow(delta.text)
-                return (self._streaming.delta(delta.text),)
+        if (item := self._growing) is not None:
+            if type(delta) is item.grows_by:
+                return item.extend(delta.text)  # type: ignore[union-attr]  # `is` does not narrow
+            self._growing = None  # perhaps not any more: the parts tell
         match delta:
             case TextDelta() | ReasoningDelta() | ToolCallStarted() | ArgumentsDelta():
                 return self._follow(self._parts.feed(delta))
@@ -111,7 +111,7 @@ class ResponsesEncoder:
             case Completed(usage=usage):
                 return self._completed(usage)
             case Failed(error=error, usage=usage):
-                return self._failed(error, usage)
+                return self.fail(error, usage)
         return _NO_FRAMES
 
     def keep_alive(self) -> Sequence[Frame]:
@@ -124,8 +124,13 @@ class ResponsesEncoder:
         progress = b'"response":' + self._response.in_progress()
         return (self._events.event("response.in_progress", progress),)
 
-    def fail(self, error: ErrorInfo) -> Sequence[Frame]:
-        return self._failed(error, None)
+    def fail(self, error: ErrorInfo, usage: Usage | None = None) -> Sequence[Frame]:
+        """What had ended, and what was open as incomplete; it never is called done."""
+        output = [*self._output]
+        if self._item is not None:
+            output.append(self._item.snapshot())
+        failed = self._response.failed(output, error=error, usage=usage)
+        return (self._events.event("response.failed", b'"response":' + failed),)
 
     def body(self) -> bytes:
         if self._body is None:
@@ -145,11 +150,12 @@ class ResponsesEncoder:
                 case Grew(text=text, logprobs=logprobs):
                     if self._item is not None:
                         frames += self._item.grow(text, logprobs)
+                    self._growing = _plain(self._item)
                 case Closed():
                     if self._item is not None:
                         frames += self._item.close()
                         self._output.append(self._item.snapshot())
-                    self._item = self._streaming = None
+                    self._item = self._growing = None
         return frames
 
     def _new_item(self, part: Part) -> OutputItem | None:
@@ -161,7 +167,7 @@ class ResponsesEncoder:
             return ReasoningItem(self._events, part, index, self._id("rs_", index))
         if part.kind == "call":
             return self._new_call(part, index)
-        message = MessageItem(
+        return MessageItem(
             self._events,
             part,
             index,
@@ -169,8 +175,6 @@ class ResponsesEncoder:
             top_logprobs=self._top_logprobs,
             whole=self._whole,
         )
-        self._streaming = message if message.plain else None
-        return message
 
     def _new_call(self, part: Part, index: int) -> OutputItem:
         events, tool = self._events, self._tools.get(part.name)
@@ -204,10 +208,6 @@ class ResponsesEncoder:
         kind = "response.incomplete" if cut else "response.completed"
         return (self._events.event(kind, b'"response":' + self._body),)
 
-    def _failed(self, error: ErrorInfo, usage: Usage | None) -> Sequence[Frame]:
-        """What had ended, and what was open as incomplete; it never is called done."""
-        output = [*self._output]
-        if self._item is not None:
-            output.append(self._item.snapshot())
-        failed = self._response.failed(output, error=error, usage=usage)
-        return (self._events.event("response.failed", b'"response":' + failed),)
+
+def _plain(item: OutputItem | None) -> GrowingItem | None:
+    return item if isinstance(item, GrowingItem) and item.plain else None

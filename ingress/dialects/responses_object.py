@@ -64,18 +64,20 @@ class ResponseObject:
         usage: Usage,
         completed_at: int | None,
     ) -> bytes:
-        """As it is after a reply that was not a failure."""
+        """As it is after a reply that was not a failure. One that was cut short has no time."""
+        status = status_of(reason)
         return self._write(
-            status_of(reason),
+            status,
             output,
             usage=usage,
             incomplete=_REASONS.get(reason),
-            completed_at=completed_at,
+            completed_at=completed_at if status == "completed" else None,
         )
 
     def failed(self, output: Sequence[bytes], *, error: ErrorInfo, usage: Usage | None) -> bytes:
-        """As it is after a failure. `usage` is None if it is not known."""
-        return self._write("failed", output, usage=usage, error=error)
+        """As it is after a failure. `usage` is None or without tokens if it is not known."""
+        known = usage if usage is not None and usage.input_tokens else None
+        return self._write("failed", output, usage=known, error=error)
 
     def _write(
         self,

@@ -1,6 +1,6 @@
 """Output items: how each kind opens, grows and ends in a stream, and what it is in the body.
 
-Only one item is open at a time. On the path of every text Delta nothing is built but the bytes
+Only one item is open at a time. On the path of every Delta nothing is built but the bytes
 themselves: all of an event that does not change between two deltas is encoded beforehand.
 
 Source: Responses, sections 5 (output items) and 7 (events); dialect profiles, #5.
@@ -9,7 +9,7 @@ Source: Responses, sections 5 (output items) and 7 (events); dialect profiles, #
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ingress.dialects import sse, wire_json
 from ingress.dialects.base import Frame
@@ -18,7 +18,7 @@ from ingress.dialects.parts import Part
 from ingress.dialects.responses_builtins import Builtin
 from ingress.dialects.responses_object import logprob_entries
 from ingress.dialects.responses_tools import Tool
-from schemas.delta import TokenLogprob
+from schemas.delta import ArgumentsDelta, Delta, ReasoningDelta, TextDelta, TokenLogprob
 
 _NO_FRAMES: tuple[Frame, ...] = ()
 
@@ -109,7 +109,39 @@ class _Item:
         return self._events.event(kind, self._at + b"," + inside(fields))
 
 
-class MessageItem(_Item):
+class GrowingItem(_Item):
+    """An item that tells each piece of its text in an event of its own.
+
+    Attributes:
+        grows_by: The type of the Deltas that have the pieces.
+    """
+
+    grows_by: ClassVar[type[Delta]]
+    _delta_kind: ClassVar[str]
+    _delta_fields: ClassVar[bytes] = b""  # between the item's place and the text
+
+    def __init__(self, events: Events, part: Part, index: int, item_id: str) -> None:
+        super().__init__(events, part, index, item_id)
+        self._delta_head = head(self._delta_kind) + self._at + self._delta_fields + b',"delta":'
+
+    @property
+    def plain(self) -> bool:
+        """A piece is told as it comes, and there is nothing else to say of it."""
+        return True
+
+    def extend(self, text: str) -> Sequence[Frame]:
+        """Adds a piece to the part of a plain item. On the path of every Delta."""
+        self._part.grow(text)
+        return (self._delta(text),) if text else _NO_FRAMES
+
+    def grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> Sequence[Frame]:
+        return (self._delta(text),)
+
+    def _delta(self, text: str) -> Frame:
+        return self._delta_head + wire_json.encode_text(text) + self._events.end()
+
+
+class MessageItem(GrowingItem):
     """Text.
 
     Args:
@@ -117,6 +149,10 @@ class MessageItem(_Item):
             either.
         whole: The text comes in one delta, right before the item ends.
     """
+
+    grows_by = TextDelta
+    _delta_kind = "response.output_text.delta"
+    _delta_fields = b',"content_index":0,"logprobs":[]'
 
     def __init__(
         self,
@@ -131,17 +167,10 @@ class MessageItem(_Item):
         super().__init__(events, part, index, item_id)
         self._top_logprobs = top_logprobs
         self._whole = whole
-        self._delta_head = head("response.output_text.delta") + self._at
-        self._delta_head += b',"content_index":0,"logprobs":[],"delta":'
 
     @property
     def plain(self) -> bool:
-        """Every piece of text is one `delta`, and there is nothing else to say."""
         return self._top_logprobs is None and not self._whole
-
-    def delta(self, text: str) -> Frame:
-        """The event of a piece of text without log probabilities. On the path of every Delta."""
-        return self._delta_head + wire_json.encode_text(text) + self._events.end()
 
     def open(self) -> Sequence[Frame]:
         item = {
@@ -160,20 +189,20 @@ class MessageItem(_Item):
     def grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> Sequence[Frame]:
         if self._whole:
             return _NO_FRAMES
-        return (self._delta(text, logprobs),)
+        return (self._explained(text, logprobs),)
 
-    def _delta(self, text: str, logprobs: Sequence[TokenLogprob]) -> Frame:
+    def _explained(self, text: str, logprobs: Sequence[TokenLogprob]) -> Frame:
+        """A piece with the log probabilities of its tokens, where they were asked for."""
         if self._top_logprobs is None or not logprobs:
-            return self.delta(text)
+            return self._delta(text)
         entries = logprob_entries(logprobs, self._top_logprobs)
         return self._about(
-            "response.output_text.delta",
-            {"content_index": 0, "delta": text, "logprobs": entries},
+            self._delta_kind, {"content_index": 0, "delta": text, "logprobs": entries}
         )
 
     def close(self) -> Sequence[Frame]:
         text, part = self._part.text, self._content()
-        whole = (self._delta(text, self._part.logprobs),) if self._whole else _NO_FRAMES
+        whole = (self._explained(text, self._part.logprobs),) if self._whole else _NO_FRAMES
         done = {"content_index": 0, "text": text, "logprobs": part["logprobs"]}
         return (
             *whole,
@@ -204,8 +233,12 @@ class MessageItem(_Item):
         }
 
 
-class ReasoningItem(_Item):
+class ReasoningItem(GrowingItem):
     """Reasoning text, where it is shown."""
+
+    grows_by = ReasoningDelta
+    _delta_kind = "response.reasoning_text.delta"
+    _delta_fields = b',"content_index":0'
 
     def open(self) -> Sequence[Frame]:
         part = {"type": "reasoning_text", "text": ""}
@@ -213,9 +246,6 @@ class ReasoningItem(_Item):
             self._added(self._fields("in_progress", content=[])),
             self._about("response.content_part.added", {"content_index": 0, "part": part}),
         )
-
-    def grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> Sequence[Frame]:
-        return (self._about("response.reasoning_text.delta", {"content_index": 0, "delta": text}),)
 
     def close(self) -> Sequence[Frame]:
         text = self._part.text
@@ -241,13 +271,16 @@ class ReasoningItem(_Item):
         }
 
 
-class FunctionCallItem(_Item):
+class FunctionCallItem(GrowingItem):
     """A call of a function.
 
     Args:
         tool: What was offered under the part's name; None if nothing was.
         call_id: What links its result to it.
     """
+
+    grows_by = ArgumentsDelta
+    _delta_kind = "response.function_call_arguments.delta"
 
     def __init__(
         self,
@@ -266,9 +299,6 @@ class FunctionCallItem(_Item):
 
     def open(self) -> Sequence[Frame]:
         return (self._added(self._fields("in_progress", "")),)
-
-    def grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> Sequence[Frame]:
-        return (self._about("response.function_call_arguments.delta", {"delta": text}),)
 
     def close(self) -> Sequence[Frame]:
         whole: Sequence[Frame] = _NO_FRAMES
@@ -292,8 +322,11 @@ class FunctionCallItem(_Item):
         return fields | ({"namespace": self._namespace} if self._namespace else {})
 
 
-class CustomCallItem(_Item):
+class CustomCallItem(GrowingItem):
     """A call of a custom tool: its input is unwrapped from the arguments."""
+
+    grows_by = ArgumentsDelta
+    _delta_kind = "response.custom_tool_call_input.delta"
 
     def __init__(
         self, events: Events, part: Part, index: int, item_id: str, *, tool: Tool, call_id: str
@@ -303,6 +336,10 @@ class CustomCallItem(_Item):
         self._call_id = call_id
         self._unwrapper = InputUnwrapper()
         self._input: list[str] = []
+
+    @property
+    def plain(self) -> bool:
+        return False
 
     def open(self) -> Sequence[Frame]:
         return (self._added(self._fields("in_progress", "")),)
@@ -314,7 +351,7 @@ class CustomCallItem(_Item):
         if not text:
             return _NO_FRAMES
         self._input.append(text)
-        return (self._about("response.custom_tool_call_input.delta", {"delta": text}),)
+        return (self._delta(text),)
 
     def close(self) -> Sequence[Frame]:
         rest = self._grown(self._unwrapper.finish())

@@ -436,6 +436,9 @@ async def test_a_failure_in_the_stream(client: openai.AsyncOpenAI) -> None:
     assert last.response.error.code == "server_error"
     message: Any = last.response.output[0]
     assert (message.status, message.content[0].text) == ("incomplete", "one two")
+    assert last.response.usage is not None
+    assert last.response.usage.input_tokens > 0
+    assert last.response.usage.output_tokens == 2
     assert "response.output_item.done" not in [event.type for event in events]
     with pytest.raises(RuntimeError):
         async with client.responses.stream(

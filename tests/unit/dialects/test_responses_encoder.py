@@ -367,6 +367,8 @@ def test_the_clock_says_when_it_was_complete() -> None:
     found = stream(encoder(), *STOP)
     times = [event["response"]["completed_at"] for event in found]
     assert times == [None, None, 1790793300]
+    cut = stream(encoder(), TextDelta(0, "a"), *CUT)[-1]["response"]
+    assert cut["completed_at"] is None, "officially only what is complete has this time"
 
 
 def test_a_cancelled_choice_is_never_told_as_a_success() -> None:
@@ -410,8 +412,10 @@ def test_a_failure_in_a_call_of_the_clients_own_tool_shows_it_as_a_function_call
 
 
 def test_a_failed_reply_tells_what_had_been_used() -> None:
-    failed = Failed(WorkerFailed("Lost.").info(), Usage(6, 0, 2, 0))
-    assert stream(encoder(), failed)[-1]["response"]["usage"]["total_tokens"] == 8
+    error, usage = WorkerFailed("Lost.").info(), Usage(6, 0, 2, 0)
+    for frames in (encoder().feed(Failed(error, usage)), encoder().fail(error, usage)):
+        assert events(frames)[-1]["response"]["usage"]["total_tokens"] == 8
+    assert events(encoder().fail(error, Usage()))[-1]["response"]["usage"] is None
 
 
 @pytest.mark.rule("responses.error-codes")
