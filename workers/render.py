@@ -192,16 +192,27 @@ class ChatRenderer:
     def _apply(
         self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
     ) -> str:
+        """What the template says; with all system messages as one, if it wants no more than one.
+
+        Some templates refuse a second one, others leave it out without a word.
+        """
+        later = [message for message in messages[1:] if message["role"] == "system"]
         try:
-            return self.render_text(messages, tools, options)
+            text = self.render_text(messages, tools, options)
         except Exception as error:
-            merged = _merge_system(messages)
-            if merged is None:
+            if not later:
                 raise _refused(error) from error
+            try:
+                return self.render_text(_merge_system(messages), tools, options)
+            except Exception as error:
+                raise _refused(error) from error
+        if _shows(text, later):
+            return text
         try:
-            return self.render_text(merged, tools, options)
-        except Exception as error:
-            raise _refused(error) from error
+            merged = self.render_text(_merge_system(messages), tools, options)
+        except Exception:
+            return text
+        return merged if _shows(merged, later) else text
 
     def render_text(
         self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
@@ -426,16 +437,26 @@ def _tool_mapping(tool: ToolSpec) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """All system messages as one at the start; None where that changes nothing."""
-    later = [message for message in messages[1:] if message["role"] == "system"]
-    if not later:
-        return None
-    texts = [message["content"] for message in messages if message["role"] == "system"]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
-    return [merged, *(message for message in messages if message["role"] != "system")]
+def _merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with all system messages as one at the start."""
+    system = [message for message in messages if message["role"] == "system"]
+    merged: Any = "\n\n".join(text for message in system if (text := _text_of(message)))
+    if any(isinstance(message["content"], list) for message in system):
+        merged = [{"type": "text", "text": merged}]
+    rest = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": merged}, *rest]
+
+
+def _shows(text: str, messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether a rendered text has what these messages say."""
+    return all(_text_of(message).strip() in text for message in messages)
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
 
 
 def _refused(error: Exception) -> ModelRequestRejected:

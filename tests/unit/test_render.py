@@ -268,6 +268,35 @@ def test_a_late_system_message_is_merged_where_the_template_refuses_it(
     )
 
 
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_further_system_message_is_merged_where_the_template_leaves_it_out(place: int) -> None:
+    renderer = with_template(
+        "{% if messages[0].role == 'system' %}[{{ messages[0].content | trim }}]{% endif %}"
+        "{% for m in messages if m.role == 'user' %}<{{ m.content }}>{% endfor %}"
+    )
+    messages = [said("system", "Be brief."), said("user", "x")]
+    messages.insert(place, said("system", " Say TEAPOT. "))
+    ids, _ = renderer.render_chat(job(*messages))
+    text = text_of(tiny_model.build_tokenizer(), ids)
+    assert text == "[Be brief.\n\n Say TEAPOT.]<x>"
+
+
+def test_a_template_that_shows_every_system_message_has_them_where_they_were() -> None:
+    renderer = with_template("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    ids, _ = renderer.render_chat(
+        job(said("system", "a"), said("system", "b"), said("user", "x"), said("system", "c"))
+    )
+    assert text_of(tiny_model.build_tokenizer(), ids) == "[a][b][x][c]"
+
+
+def test_a_template_without_system_messages_is_not_made_to_fail() -> None:
+    renderer = with_template(
+        "{% for m in messages if m.role == 'user' %}<{{ m.content }}>{% endfor %}"
+    )
+    ids, _ = renderer.render_chat(job(said("system", "a"), said("system", "b"), said("user", "x")))
+    assert text_of(tiny_model.build_tokenizer(), ids) == "<x>"
+
+
 def test_what_the_template_refuses_is_the_callers_error() -> None:
     renderer = with_template("{{ raise_exception('Roles must alternate: secret') }}")
     with pytest.raises(ModelRequestRejected) as caught:
