@@ -374,3 +374,37 @@ async def test_a_client_that_leaves_frees_every_text(
         return await sglang_engine.running() == 0
 
     await until(idle, timeout_s=2)
+
+
+SIGNS = "ok 🧪! ďaleko 한글 e\u0301 👩‍👧."
+SIGNS_PATTERN = SIGNS.replace(".", r"\.")
+
+
+async def text_of(http: httpx.AsyncClient, stream: bool, **fields: Any) -> tuple[str, str, Any]:
+    """The text, why it ended, and at what."""
+    if not stream:
+        choice = await choice_of(http, **fields)
+        return choice["text"], choice["finish_reason"], choice["matched_stop"]
+    body = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "stream": True, **fields}
+    response = await http.post(PATH, json=body)
+    response.content.decode()  # strictly
+    choices = [orjson.loads(data)["choices"][0] for data in sse_data(response.content)[:-1]]
+    last = choices[-1]
+    return "".join(c["text"] for c in choices), last["finish_reason"], last["matched_stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.rule("completions.stop", "completions.matched-stop")
+async def test_characters_of_many_tokens_are_whole_and_can_end_a_text(
+    http: httpx.AsyncClient, stream: bool
+) -> None:
+    fields: dict[str, Any] = {"regex": SIGNS_PATTERN, "max_tokens": 80}
+    assert await text_of(http, stream, **fields) == (SIGNS, "stop", None)
+    for stop in ("🧪", "ok", "ď", "! ďa", "한글", "글 e", "\u0301", "👧", "👩‍👧.", SIGNS):
+        kept = SIGNS[: SIGNS.index(stop)]
+        assert await text_of(http, stream, stop=stop, **fields) == (kept, "stop", stop)
+    assert await text_of(http, stream, stop=["🧬", "👨"], **fields) == (SIGNS, "stop", None)
+    for limit in range(1, 24):
+        text, end, _ = await text_of(http, stream, **{**fields, "max_tokens": limit})
+        assert SIGNS.startswith(text)
+        assert end == "length"
