@@ -112,7 +112,8 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return _respond(request, NotFound("There is no WebSocket at this path."))
     if error.status_code == 405:
         headers = tuple((error.headers or {}).items())
-        return _respond(request, MethodNotAllowed("This path has another method.", headers=headers))
+        message = "This path does not take this method; the header `Allow` names those it takes."
+        return _respond(request, MethodNotAllowed(message, headers=headers))
     if error.status_code == 404:
         return _respond(request, NotFound("There is nothing at this path."))
     return _respond(request, SchemaValidationFailed("The request could not be understood."))

@@ -73,24 +73,25 @@ def _prompts(value: Any) -> Prompts:
     if isinstance(value[0], list):
         if len(value) > MAX_TOTAL_CHOICES:
             raise bad_prompt(f"must have at most {MAX_TOTAL_CHOICES} prompts")
-        prompts = tuple(_token_ids(prompt) for prompt in value)
+        prompts = tuple(_token_ids(prompt, index) for index, prompt in enumerate(value))
     else:
-        prompts = (_token_ids(value),)
+        prompts = (_token_ids(value, None),)
     if sum(map(len, prompts)) > MAX_PROMPT_TOKENS:
         raise bad_prompt(f"must have at most {MAX_PROMPT_TOKENS} token ids")
     return prompts
 
 
-def _token_ids(value: Any) -> tuple[int, ...]:
+def _token_ids(value: Any, index: int | None) -> tuple[int, ...]:
+    """One prompt; `index` is its place among several."""
     if not isinstance(value, list):
-        raise bad_prompt("must not mix token ids and arrays of token ids")
+        raise bad_prompt("must be an array of token ids, as the first one is", field=index)
     if not value:
-        raise bad_prompt("must not have an empty prompt in it")
+        raise bad_prompt("must not be empty", field=index)
     # `type` and not `isinstance`: `true` is an `int` to Python, but no token id.
     if set(map(type, value)) != {int}:
-        raise bad_prompt("must have nothing but integers as token ids")
+        raise bad_prompt("must have nothing but integers as token ids", field=index)
     if min(value) < 0:
-        raise bad_prompt("must not have negative token ids")
+        raise bad_prompt("must not have negative token ids", field=index)
     return tuple(value)
 
 

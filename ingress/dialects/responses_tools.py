@@ -30,6 +30,7 @@ from schemas.message import ToolChoice, ToolSpec
 Path: TypeAlias = tuple[int | str, ...]
 
 _WEB_SEARCH: Final = re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?")
+_WEB_SEARCH_NAME: Final = "web_search"
 
 _HOSTED: Final = frozenset(
     {
@@ -173,7 +174,10 @@ def _read(raw: Any, at: Path, group: _Namespace | None) -> Iterator[Declared]:
             yield from _read(entry, (*at, "tools", index), inner)
     elif _WEB_SEARCH.fullmatch(kind):
         spec = ToolSpec(
-            name="web_search", description="Searches the web.", parameters=_SEARCH, strict=True
+            name=_WEB_SEARCH_NAME,
+            description="Searches the web.",
+            parameters=_SEARCH,
+            strict=True,
         )
         yield Tool(kind="function", name=spec.name, spec=spec)
     elif kind in BUILTINS:
@@ -351,11 +355,15 @@ def _selected(offered: Sequence[Tool], entry: dict[str, Any], at: Path) -> Seque
     kind = _type_of(entry, at)
     if kind in BUILTINS:
         return [tool for tool in offered if tool.kind == kind]
+    if _WEB_SEARCH.fullmatch(kind):
+        found = [tool for tool in offered if tool.spec.name == _WEB_SEARCH_NAME]
+        if found:
+            return found
     if kind not in ("function", "custom", "namespace"):
         raise _invalid((*at, "type"), "names no tool that can be chosen")
     name = entry.get("name")
     if not isinstance(name, str):
-        raise _wrong((*at, "name"), "must be a string")
+        raise _wrong((*at, "name"), "is required" if name is None else "must be a string")
     if kind == "namespace":
         return [tool for tool in offered if tool.namespace == name]
     group = entry.get("namespace")

@@ -77,12 +77,19 @@ def bad_parameter(message: str, *, field: str | None = None) -> PydanticCustomEr
     return _finding(UnsupportedParameter, message, field)
 
 
-def bad_prompt(message: str, *, field: str | None = None) -> PydanticCustomError:
-    """A prompt of token ids that is none; `message` as in `bad_value`."""
+def bad_prompt(message: str, *, field: str | int | None = None) -> PydanticCustomError:
+    """A prompt of token ids that is none; `message` as in `bad_value`.
+
+    Args:
+        message: See there.
+        field: Which of several prompts it is.
+    """
     return _finding(InvalidPrompt, message, field)
 
 
-def _finding(error: type[RequestError], message: str, field: str | None) -> PydanticCustomError:
+def _finding(
+    error: type[RequestError], message: str, field: str | int | None
+) -> PydanticCustomError:
     # The message goes in as context: as a template its braces would mean something.
     return PydanticCustomError(error.code, "{text}", {"text": message, "field": field})
 
@@ -241,7 +248,7 @@ def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
     if kind in _FINDINGS:
         text = context.get("text", found["msg"])
         field = context.get("field")
-        where = (*path, field) if field else path
+        where = path if field is None else (*path, field)
         return _error(_FINDINGS[kind], where, text)
     if kind in _LIMITS:
         return _error(UnsupportedValue, path, _LIMITS[kind].format(**context))

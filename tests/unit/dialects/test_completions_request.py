@@ -120,10 +120,13 @@ def test_a_missing_prompt_is_a_missing_field() -> None:
     assert (caught.value.code, caught.value.param) == ("schema_validation_failed", "prompt")
 
 
-def test_the_bad_prompt_of_a_batch_is_named_and_not_quoted() -> None:
+@pytest.mark.parametrize("prompt", [[77_777], [-77], [77.5], ["77"], [True], [], 77], ids=repr)
+@pytest.mark.rule("completions.prompt-refused")
+def test_the_bad_prompt_of_a_batch_is_named_and_not_quoted(prompt: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        job_of(prompt=[[1], [77_777]])
-    assert caught.value.param == "prompt[1]"
+        job_of(prompt=[[1], prompt])
+    assert (caught.value.code, caught.value.param) == ("invalid_prompt", "prompt[1]")
+    assert "`prompt[1]`" in caught.value.message
     assert "77" not in caught.value.message
 
 

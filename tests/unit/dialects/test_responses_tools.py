@@ -194,6 +194,7 @@ def test_a_model_without_tools_gets_none() -> None:
         ({"type": "function", "name": "f"}, ToolChoice(mode="named", name="f")),
         ({"type": "custom", "name": "patch"}, ToolChoice(mode="named", name="patch")),
         ({"type": "function", "name": "web_search"}, ToolChoice(mode="named", name="web_search")),
+        ({"type": "web_search_preview"}, ToolChoice(mode="named", name="web_search")),
         ({"type": "function", "name": "find"}, ToolChoice(mode="named", name="crm__find")),
         ({"type": "function", "name": "crm__find"}, ToolChoice(mode="named", name="crm__find")),
         (
@@ -217,10 +218,13 @@ def test_only_the_allowed_tools_are_offered() -> None:
         {"type": "function", "name": "f"},
         {"type": "namespace", "name": "crm"},
         {"type": "shell"},
+        {"type": "web_search"},
     ]
     allowed = {"type": "allowed_tools", "mode": "required", "tools": entries}
-    found = prompt(tools=[FUNCTION, OTHER, GROUP, {"type": "shell"}], tool_choice=allowed)
-    assert [spec.name for spec in found.tools] == ["f", "crm__find", "crm__edit", "shell"]
+    offered = [FUNCTION, OTHER, GROUP, {"type": "shell"}, {"type": "web_search"}]
+    found = prompt(tools=offered, tool_choice=allowed)
+    names = ["f", "crm__find", "crm__edit", "shell", "web_search"]
+    assert [spec.name for spec in found.tools] == names
     assert found.tool_choice.mode == "required"
 
 
