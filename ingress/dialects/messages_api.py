@@ -33,7 +33,7 @@ _WEATHER = {
 }
 _QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
 
-_STOP = enum("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded")
+_STOP = enum("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal")
 _USAGE = record(
     {
         "input_tokens": COUNT,
@@ -109,6 +109,18 @@ _PROMPT_FIELDS = {
     "output_config": "`effort` of the reasoning, and `format` of the answer.",
     "output_format": "The older place of `output_config.format`.",
 }
+_PROMPT_ERRORS = (
+    "unsupported_parameter",
+    "invalid_tool",
+    "tool_schema_invalid",
+    "tool_choice_unknown_tool",
+    "json_schema_refs_remote",
+    "json_schema_refs_unresolvable",
+    "json_schema_refs_recursive",
+    "json_schema_refs_too_large",
+    "invalid_json_schema",
+    "model_request_rejected",
+)
 _TAGS = {
     "call": enum("tool_use", "server_tool_use", "mcp_tool_use"),
     "server_result": {"type": "string", "pattern": "^[a-z0-9_]+_tool_result$"},
@@ -221,16 +233,7 @@ API = ApiDescription(
     record=_EVENT,
     stream=_STREAM,
     named_records=True,
-    errors=(
-        "tool_schema_invalid",
-        "tool_choice_unknown_tool",
-        "json_schema_refs_remote",
-        "json_schema_refs_unresolvable",
-        "json_schema_refs_recursive",
-        "json_schema_refs_too_large",
-        "invalid_json_schema",
-        "model_request_rejected",
-    ),
+    errors=_PROMPT_ERRORS,
 )
 
 COUNT_API = ApiDescription(
@@ -258,5 +261,5 @@ COUNT_API = ApiDescription(
     },
     answer=record({"input_tokens": COUNT}),
     headers={"x-wafer-input-tokens-estimated": "`true` if the figure is an estimate."},
-    errors=("tool_schema_invalid", "tool_choice_unknown_tool", "model_request_rejected"),
+    errors=_PROMPT_ERRORS,
 )

@@ -77,7 +77,7 @@ CONFIG = Config.model_validate(
             {
                 "id": "limited",
                 "context_length": 4096,
-                "capabilities": {"n": False, "completions": False},
+                "capabilities": {"n": False, "tools": False, "completions": False},
             },
             {
                 "id": "unserved",
@@ -206,6 +206,7 @@ CASES = [
         only(
             chat={"chat_template_kwargs": {"tokenize": False}},
             responses={"previous_response_id": "resp_1"},
+            messages=tools()["messages"] | {"model": "limited"},
             completions={"suffix": "x"},
         ),
     ),
@@ -213,7 +214,14 @@ CASES = [
         errors.UnsupportedInputItem,
         only(responses={"input": [{"type": "item_reference", "id": "x"}]}),
     ),
-    Case(errors.InvalidTool, only(responses={"tools": [{"type": "file_search"}]})),
+    Case(
+        errors.InvalidTool,
+        only(
+            chat={"tools": [{"type": "file_search"}]},
+            responses={"tools": [{"type": "file_search"}]},
+            messages={"tools": [{"type": "file_search"}]},
+        ),
+    ),
     Case(errors.ToolSchemaInvalid, tools({"type": "string"})),
     Case(
         errors.ToolChoiceUnknownTool,
