@@ -51,7 +51,7 @@ _INFERENCE_ERRORS = (
     "generation_timeout",
     "internal_error",
 )
-_CATALOGUE_ERRORS = ("invalid_api_key", "unsupported_value")
+_CATALOGUE_ERRORS = ("invalid_api_key", "internal_error")
 
 _REQUEST_ID = {
     "description": "Id of the request; the same under both names.",
@@ -291,7 +291,10 @@ def _list_models() -> dict[str, Any]:
             parameter("before_id", "The page before this model.", STRING),
             _ANTHROPIC_VERSION,
         ],
-        "responses": {"200": _json("The models.", "ModelList"), **_catalogue_errors()},
+        "responses": {
+            "200": _json("The models.", "ModelList"),
+            **_catalogue_errors("unsupported_value"),
+        },
     }
 
 
@@ -336,7 +339,7 @@ def _json(description: str, schema: str) -> dict[str, Any]:
 
 
 def _catalogue_errors(*more: str) -> dict[str, Any]:
-    found = _errors((*_CATALOGUE_ERRORS, *more, "internal_error"), "Error")
+    found = _errors((*_CATALOGUE_ERRORS, *more), "Error")
     for response in found.values():
         response["content"]["application/json"]["schema"] = {
             "anyOf": [_ref("Error"), _ref("AnthropicError")]

@@ -19,6 +19,7 @@ from ingress.dialects.registry import DIALECTS
 from ingress.openapi import build_document
 from tests.fixtures.stack import MODEL, Stack, memory_stack, sse_data
 from tests.sdk.test_errors import CASES, Case, ask, stack_for
+from tests.unit.dialects.transcripts import DATA
 
 DOCUMENT = build_document("1.0")
 APIS: Mapping[str, ApiDescription] = {
@@ -116,6 +117,13 @@ def test_every_field_is_described(path: str) -> None:
 
 
 @pytest.mark.rule("openapi.errors")
+def test_the_catalogue_has_no_error_that_its_endpoints_never_give() -> None:
+    paths = DOCUMENT["paths"]
+    assert "400" in paths["/v1/models"]["get"]["responses"], "pages can be asked for wrongly"
+    assert "400" not in paths["/v1/models/{model}"]["get"]["responses"]
+
+
+@pytest.mark.rule("openapi.errors")
 def test_every_code_of_the_error_tests_is_documented() -> None:
     for case in CASES:
         if case.suffix or case.method != "post":
@@ -141,6 +149,24 @@ def test_the_stream_that_is_shown(path: str) -> None:
     for record in records:
         check(orjson.loads(record), media["x-record-schema"])
     assert media["example"].count("event: ") == (len(records) if APIS[path].named_records else 0)
+
+
+@pytest.mark.parametrize("path", [path for path, api in APIS.items() if api.record])
+@pytest.mark.rule("openapi.answers")
+def test_every_transcript_is_as_described(path: str) -> None:
+    dialect = next(dialect for dialect in DIALECTS.values() if dialect.path == path)
+    documented = answers(path)
+    body = Draft202012Validator(resolved(documented["application/json"]["schema"]))
+    record = Draft202012Validator(resolved(documented["text/event-stream"]["x-record-schema"]))
+    for transcript in sorted((DATA / "transcripts" / dialect.name).iterdir()):
+        if transcript.suffix == ".json":
+            answer = orjson.loads(transcript.read_bytes())
+            if not isinstance(answer.get("error"), dict) or dialect.name == "responses":
+                body.validate(answer)
+            continue
+        for data in sse_data(transcript.read_bytes()):
+            if data != b"[DONE]" and not data.startswith(b'{"error"'):
+                record.validate(orjson.loads(data))
 
 
 # --- Examples ------------------------------------------------------------------------------------
