@@ -15,6 +15,7 @@ import string
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from ingress.dialects import messages_errors, sse, wire_json
@@ -44,6 +45,8 @@ was cut off: in an object, so that clients can read it, and unlike any the tool 
 _NO_FRAMES: tuple[Frame, ...] = ()
 _PING: Final[Frame] = sse.event("ping", b'{"type":"ping"}')
 _STOP: Final[Frame] = sse.event("message_stop", b'{"type":"message_stop"}')
+
+_object: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 _BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _TOOL_ID_LENGTH: Final = 24
@@ -264,15 +267,18 @@ class MessagesEncoder:
         return block
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object, which they are unless they were cut off."""
+def _input(arguments: str) -> Any:
+    """Arguments as an object, which they are unless they were cut off.
+
+    It is the very text that a stream has, for decoding and encoding it would round large numbers.
+    """
     if not arguments.strip():
         return {}
     try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        value = None
-    return value if isinstance(value, dict) else {INVALID_JSON: arguments}
+        _object.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {INVALID_JSON: arguments}
+    return orjson.Fragment(arguments)
 
 
 def _tool_id(response_id: str, call: int) -> str:

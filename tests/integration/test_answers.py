@@ -47,6 +47,7 @@ ODD = "left\u2028right\u2029up\x85down\rback\r\nnext\x0b\x0c\x1c\x1d\x1e\x00\x7f
 NASTY = orjson.dumps(
     {"code": 'if (a[0] == "}") { say("</tool_call>\n<tool_call>{}</think>"); }', "z": ODD}
 ).decode()
+BIG = '{"n": 123456789012345678901234567890, "x": 0.10000000000000000000001, "e": 1e999, "z": 1.0}'
 DRAFT = f"I could do {call('delete', '{}')} but first look."
 
 NO_PARALLEL: dict[str, dict[str, Any]] = {
@@ -163,6 +164,15 @@ ROWS: dict[str, Row] = {
     "an escaped pair": Row(
         ('<tool_call>{"name":"stock","arguments":{"symbol":"hi \\', "ud8", "3d\\u", 'de00!"}}'),
         calls=(("stock", '{"symbol":"hi \\ud83d\\ude00!"}'),),
+        end="calls",
+        parts=("call",),
+    ),
+    "numbers that few languages keep": Row(
+        (call("stock", BIG),), calls=(("stock", BIG),), end="calls", parts=("call",)
+    ),
+    "arguments that are no JSON": Row(
+        (call("stock", "{'symbol': NaN}"),),
+        calls=(("stock", "{'symbol': NaN}"),),
         end="calls",
         parts=("call",),
     ),
