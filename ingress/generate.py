@@ -105,14 +105,6 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         ),
     )
     job = normalised.job
-    services.catalog.require_worker(card)
-    slot = services.admission.acquire()
-    generation = Generation(
-        services.dispatcher,
-        job,
-        settings.limits,
-        prepare=services.media.load if has_links(job) else None,
-    )
     stamp = Stamp(
         response_id=response_id,
         created=int(now),
@@ -120,6 +112,15 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         request_id=request_id,
         profile=profile,
         clock=time.time,
+    )
+    encoder = dialect.encoder(wanted, job, stamp)
+    services.catalog.require_worker(card)
+    slot = services.admission.acquire()
+    generation = Generation(
+        services.dispatcher,
+        job,
+        settings.limits,
+        prepare=services.media.load if has_links(job) else None,
     )
     record = _Record(
         services,
@@ -132,7 +133,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     )
     answer = Answer(
         generation=generation,
-        encoder=dialect.encoder(wanted, job, stamp),
+        encoder=encoder,
         dialect=dialect,
         stream=wanted.stream,
         request_id=request_id,

@@ -41,6 +41,7 @@ MAX_ENTRIES = 100_000
 """Of one array. A body has room for millions, each of which takes microseconds to read."""
 
 _INT64 = 2**63
+_UINT64_MAX = 2**64 - 1
 
 
 class WireModel(BaseModel):
@@ -101,7 +102,8 @@ def _integer(value: Any) -> Any:
     if type(value) is not float:
         return value
     if value.is_integer() and abs(value) >= _INT64:
-        return int(value)  # the JSON decoder turns integers beyond 64 bits into floats
+        # The JSON decoder turns integers beyond 64 bits into floats, and the encoder takes none.
+        return min(int(value), _UINT64_MAX)
     raise bad_value("must be an integer")
 
 
@@ -110,7 +112,7 @@ def _false_if_null(value: Any) -> Any:
 
 
 Integer = Annotated[int, BeforeValidator(_integer)]
-"""A JSON integer of any size."""
+"""A JSON integer of any size; what 64 bits do not hold is above every bound all the same."""
 
 Flag = Annotated[
     bool,

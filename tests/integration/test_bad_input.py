@@ -26,7 +26,7 @@ from schemas.errors import (
     UnsupportedValue,
 )
 from tests.fixtures.requests import ALL, answered_text, path_of, request_body
-from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack
+from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack, until
 from workers.engines.scripted import ScriptedEngine
 
 JSON = {"content-type": "application/json"}
@@ -186,9 +186,51 @@ async def test_bad_messages(http: httpx.AsyncClient, messages: list[Any]) -> Non
         await check_still_serving(http, dialect)
 
 
-async def test_limit_far_above_the_window_is_ignored(http: httpx.AsyncClient) -> None:
-    response = await http.post(path_of("chat"), json=request_body("chat", max_tokens=10**18))
-    assert response.status_code == 200
+NUMBERS: list[tuple[str, str, int]] = [
+    ("chat", "max_tokens", 200),
+    ("chat", "max_completion_tokens", 200),
+    ("responses", "max_output_tokens", 200),
+    ("messages", "max_tokens", 200),
+    ("completions", "max_tokens", 200),
+    ("chat", "top_k", 200),
+    ("responses", "top_k", 200),
+    ("messages", "top_k", 200),
+    ("completions", "top_k", 200),
+    ("completions", "priority", 200),
+    ("completions", "min_tokens", 400),
+    ("chat", "n", 400),
+    ("completions", "n", 400),
+    ("responses", "top_logprobs", 400),
+    ("completions", "logprobs", 400),
+    ("completions", "best_of", 400),
+    ("completions", "logprob_start_len", 400),
+    ("completions", "prompt", 400),
+]
+
+
+@pytest.mark.parametrize(("dialect", "field", "status"), NUMBERS)
+@pytest.mark.rule("errors.nothing-breaks")
+async def test_numbers_of_any_size(
+    http: httpx.AsyncClient, stack: Stack, dialect: str, field: str, status: int
+) -> None:
+    below = 400 if field != "priority" else 200
+    for number, expected in (
+        *((above, status) for above in (10**18, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30)),
+        *((negative, below) for negative in (-(2**63), -(2**63) - 1, -(10**30))),
+        *((broken, 400) for broken in (0.5, 1e300, True, "1")),
+    ):
+        if number == 1e300 and status == 200:
+            continue  # is an integer to JSON
+        raw = orjson.dumps(request_body(dialect, **{field: "@"}))
+        told = orjson.dumps(number) if not isinstance(number, int) else str(number).lower().encode()
+        for stream in (b"false", b"true"):
+            content = raw[:-1].replace(b'"@"', told) + b',"stream":' + stream + b"}"
+            response = await http.post(path_of(dialect), content=content, headers=JSON)
+            assert response.status_code == expected, number
+            if expected == 400:
+                assert response.json()["error"]["param"] == field
+    await check_still_serving(http, dialect)
+    await until(lambda: stack.services.admission.in_flight == 0)
 
 
 ARRAYS = [
