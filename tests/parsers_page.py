@@ -74,6 +74,7 @@ Rules that hold for every format:
 * Reasoning is split off first. A call drafted inside reasoning stays reasoning. But where reasoning
   is never closed, whole calls that begin a line and after which nothing more comes are calls: some
   models forget the closing marker.
+* A closing marker that closes nothing, because it comes first or right after another, is dropped.
 * Stop strings act on answer text, never inside reasoning or a call.
 * What looks like a call and is none stays text. Nothing is dropped, and nothing fails.
 * Inside a call's markup any name is a call, also one that was not offered: the client that answers

@@ -9,6 +9,8 @@ What counts as reasoning:
   so; otherwise what follows an opening marker at the very beginning (white space may precede it).
 * It ends at the *first* closing marker. Later ones, and opening markers anywhere but at the
   beginning, are text. Without a closing marker all of it is reasoning.
+* A closing marker that closes nothing, because it comes first or right after another, is nothing.
+  Models write one where they were told not to think.
 * Line breaks after the opening marker, white space before the closing one and line breaks after
   that belong to the markers. All other text is passed on as it is.
 
@@ -38,13 +40,11 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
         opening: The marker before reasoning, where the model writes it itself.
         closing: The marker after it.
         always_open: Output starts inside reasoning whatever the prompt ends with.
-        stray_closing: The model may begin an answer without reasoning by a closing marker.
     """
 
     opening: str = "<think>"
     closing: str = "</think>"
     always_open: bool = False
-    stray_closing: bool = False
 
 
 _THINK: Final = ReasoningFormat()
@@ -72,7 +72,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "ling3": _THINK,
     "mimo": _THINK,
     "minimax": _THINK_ALWAYS,
-    "minimax-m3": ReasoningFormat(opening="<mm:think>", closing="</mm:think>", stray_closing=True),
+    "minimax-m3": ReasoningFormat(opening="<mm:think>", closing="</mm:think>"),
     "mistral": ReasoningFormat(opening="[THINK]", closing="[/THINK]"),
     "nanbeige": _THINK,
     "nemotron_3": _THINK,
@@ -151,11 +151,7 @@ class ReasoningSplitter:
         self._state = _State.BEGINNING
         self._leading = True  # no reasoning has been passed on yet
         self._held = ""
-        self._openings = (
-            (format.opening, format.closing)
-            if format.stray_closing and not self._inside
-            else (format.opening,)
-        )
+        self._openings = (format.opening, format.closing)
 
     @property
     def in_answer(self) -> bool:
@@ -185,9 +181,7 @@ class ReasoningSplitter:
         elif self._state is _State.UNSURE:
             reasoning, text = self._wonder(text)
         if self._state is _State.GAP:
-            text = text.lstrip(_LINE_BREAKS)
-            if text:
-                self._state = _State.ANSWER
+            text = self._close(text)
         return reasoning, text
 
     def finish(self) -> tuple[str, str]:
@@ -195,6 +189,8 @@ class ReasoningSplitter:
         held, self._held = self._held, ""
         if self._state is _State.CALL and self._calls is not None and self._calls[1] in held:
             return "", held
+        if self._state is _State.GAP:
+            return "", held.lstrip(_LINE_BREAKS)
         if self.in_answer:
             return "", held
         return held.lstrip(_LINE_BREAKS) if self._leading else held, ""
@@ -215,6 +211,17 @@ class ReasoningSplitter:
         else:
             self._state = _State.UNSURE if self._unsure else _State.ANSWER
         return text
+
+    def _close(self, text: str) -> str:
+        """Leave what belongs to the closing marker behind; returns the text that is the answer."""
+        closing = self._format.closing
+        while (body := text.lstrip()).startswith(closing):
+            text = body[len(closing) :]
+        if closing.startswith(body):
+            self._held = text
+            return ""
+        self._state = _State.ANSWER
+        return text.lstrip(_LINE_BREAKS)
 
     def _think(self, text: str) -> tuple[str, str]:
         """Split at the closing marker, or hold back what may belong to it or to a call."""

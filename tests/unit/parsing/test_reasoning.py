@@ -93,10 +93,21 @@ def test_formats_that_always_reason_start_inside(name: str) -> None:
     assert split("why</think>because", format=REASONING_FORMATS[name]) == ("why", "because")
 
 
-def test_stray_closing_marker_is_dropped_where_the_model_writes_one() -> None:
-    m3 = REASONING_FORMATS["minimax-m3"]
-    assert split("\n</mm:think>Hi", format=m3) == ("", "Hi")
-    assert split("</think>Hi") == ("", "</think>Hi")
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", REASONING_FORMATS)
+def test_a_closing_marker_that_closes_nothing_is_nothing(name: str, inside: bool) -> None:
+    format = REASONING_FORMATS[name]
+    closing = format.closing
+    for stray in (closing, f"\n{closing}\n\n", f"{closing}\n\n{closing}\n{closing}"):
+        text = f"{stray}Hi {closing}"
+        for chunks in ([text], list(text)):
+            assert split(*chunks, format=format, starts_inside=inside) == ("", f"Hi {closing}")
+
+
+def test_reasoning_closed_twice() -> None:
+    assert split("<think>hm</think>\n\n</think>\n\nHi </think>") == ("hm", "Hi </think>")
+    assert split("<think>hm</think>", "\n\n", " </thi") == ("hm", " </thi")
+    assert split("<think>hm</think>", "\n\n", "  Hi") == ("hm", "  Hi")
 
 
 class TestModelThatThinksAlthoughReasoningIsOff:
