@@ -74,6 +74,8 @@ BOOLEAN: Schema = {"type": "boolean"}
 NULL: Schema = {"type": "null"}
 ANY: Schema = {}
 OBJECT: Schema = {"type": "object"}
+OPENAI_ERROR: Schema = {"$ref": "#/components/schemas/Error"}
+ANTHROPIC_ERROR: Schema = {"$ref": "#/components/schemas/AnthropicError"}
 
 
 def const(value: Any) -> Schema:

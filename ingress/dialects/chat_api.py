@@ -10,6 +10,7 @@ from ingress.dialects.api import (
     EXAMPLE_MODEL,
     INTEGER,
     NUMBER,
+    OPENAI_ERROR,
     STRING,
     ApiDescription,
     Example,
@@ -300,7 +301,7 @@ API = ApiDescription(
         ),
     },
     answer=_ANSWER,
-    record=_CHUNK,
+    record=one_of(_CHUNK, OPENAI_ERROR),
     stream=_STREAM,
     done=True,
     errors=(

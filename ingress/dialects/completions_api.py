@@ -12,6 +12,7 @@ from ingress.dialects.api import (
     NULL,
     NUMBER,
     OBJECT,
+    OPENAI_ERROR,
     STRING,
     ApiDescription,
     Example,
@@ -20,6 +21,7 @@ from ingress.dialects.api import (
     const,
     enum,
     nullable,
+    one_of,
     record,
 )
 from ingress.dialects.completions_request import CompletionRequest
@@ -203,7 +205,7 @@ API = ApiDescription(
         ),
     },
     answer=_answer(_FINISH, _USAGE, usage_may_lack=False),
-    record=_answer(nullable(_FINISH), nullable(_USAGE), usage_may_lack=True),
+    record=one_of(_answer(nullable(_FINISH), nullable(_USAGE), usage_may_lack=True), OPENAI_ERROR),
     stream=_STREAM,
     done=True,
     errors=(

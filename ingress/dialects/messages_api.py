@@ -6,6 +6,7 @@ Source: Messages, sections 2 (fields), 6 (answer), 7 (stream) and 8 (counting).
 from __future__ import annotations
 
 from ingress.dialects.api import (
+    ANTHROPIC_ERROR,
     COUNT,
     EXAMPLE_MODEL,
     OBJECT,
@@ -88,13 +89,7 @@ _EVENT = one_of(
     ),
     record({"type": const("message_stop")}),
     record({"type": const("ping")}),
-    record(
-        {
-            "type": const("error"),
-            "error": record({"type": STRING, "message": STRING}, {"code": STRING}),
-            "request_id": STRING,
-        }
-    ),
+    ANTHROPIC_ERROR,
 )
 
 _PROMPT_FIELDS = {
