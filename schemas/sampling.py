@@ -107,6 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         n: Number of choices per prompt.
+        constraint_param: Where the request has the constraint, for errors about it.
         seed: The `i`-th choice of a prompt samples with `seed + i`, so that choices differ and
             repeat.
         logit_bias: Pairs of (token id, bias).
@@ -133,6 +134,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop: StopConditions = StopConditions()
     constraint: Constraint | None = None
+    constraint_param: str | None = None
     logprobs: bool = False
     top_logprobs: int = 0
     logprob_token_ids: tuple[int, ...] = ()

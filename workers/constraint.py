@@ -36,6 +36,7 @@ from schemas.sampling import (
     JsonObject,
     JsonSchema,
     Regex,
+    SamplingParams,
     StructuralTag,
 )
 from workers.parsing.reasoning import ReasoningFormat
@@ -67,8 +68,8 @@ def effective_constraint(
     """
     prompt = job.prompt
     if not isinstance(prompt, ChatPrompt):
-        return _prepared(job.sampling.constraint)
-    constraint = _answer(job.sampling.constraint, prompt, tool_format)
+        return _prepared(job.sampling)
+    constraint = _answer(job.sampling, prompt, tool_format)
     if constraint is None or reasoning_format is None or prompt.continue_last:
         return constraint
     inside = reasoning_open or reasoning_format.always_open
@@ -100,18 +101,23 @@ def refused_constraint(job: Job) -> RequestError:
     prompt = job.prompt
     if isinstance(prompt, ChatPrompt) and calls_allowed(job):
         return ToolSchemaInvalid("The tools' parameters cannot be enforced.", param="tools")
+    param = job.sampling.constraint_param
     if isinstance(job.sampling.constraint, JsonSchema | JsonObject):
-        return InvalidJsonSchema("The JSON schema cannot be enforced, or takes too long to.")
-    return InvalidGrammar("The grammar does not compile, takes too long to, or matches nothing.")
+        return InvalidJsonSchema(
+            "The JSON schema cannot be enforced, or takes too long to.", param=param
+        )
+    return InvalidGrammar(
+        "The grammar does not compile, takes too long to, or matches nothing.", param=param
+    )
 
 
 def _answer(
-    asked: Constraint | None, prompt: ChatPrompt, tool_format: ToolFormat | None
+    sampling: SamplingParams, prompt: ChatPrompt, tool_format: ToolFormat | None
 ) -> Constraint | None:
     """What restricts everything after reasoning."""
-    choice = prompt.tool_choice
+    choice, asked = prompt.tool_choice, sampling.constraint
     if not prompt.tools or choice.mode == "none" or (choice.mode == "auto" and asked is not None):
-        return _prepared(asked)
+        return _prepared(sampling)
     if tool_format is None:
         if choice.mode == "auto":
             return None
@@ -143,9 +149,9 @@ def _parameters(schema: dict[str, Any] | None) -> dict[str, Any] | None:
     return written
 
 
-def _prepared(constraint: Constraint | None) -> Constraint | None:
+def _prepared(sampling: SamplingParams) -> Constraint | None:
     """The constraint without what compilers would silently ignore."""
-    match constraint:
+    match constraint := sampling.constraint:
         case JsonSchema(schema=schema):
             return JsonSchema(schema=in_json(schema))
         case Regex(pattern=pattern):
@@ -153,11 +159,14 @@ def _prepared(constraint: Constraint | None) -> Constraint | None:
                 parse(pattern)
             except UnsupportedRegex as error:
                 raise InvalidGrammar(
-                    f"The regular expression {error}, which cannot be enforced."
+                    f"The regular expression {error}, which cannot be enforced.",
+                    param=sampling.constraint_param,
                 ) from None
             return constraint
         case StructuralTag(spec=spec):
-            return StructuralTag(spec={"type": "structural_tag", "format": _format(spec)})
+            return StructuralTag(
+                spec={"type": "structural_tag", "format": _format(spec, sampling.constraint_param)}
+            )
         case _:
             return constraint
 
@@ -241,7 +250,7 @@ def _as_format(constraint: Constraint) -> dict[str, Any]:
         case Ebnf(grammar=grammar):
             return {"type": "grammar", "grammar": grammar}
         case StructuralTag(spec=spec):
-            return _format(spec)
+            return _format(spec, None)
         case _:
             assert_never(constraint)
 
@@ -254,7 +263,7 @@ def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _format(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _format(spec: Mapping[str, Any], param: str | None) -> dict[str, Any]:
     """A structural tag's own format, also from the older spelling.
 
     Raises:
@@ -265,7 +274,7 @@ def _format(spec: Mapping[str, Any]) -> dict[str, Any]:
         format: dict[str, Any] = spec["format"]
         return format
     if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
-        raise InvalidGrammar("The structural tag must have a `format`.")
+        raise InvalidGrammar("The structural tag must have a `format`.", param=param)
     return {
         "type": "triggered_tags",
         "triggers": spec.get("triggers"),

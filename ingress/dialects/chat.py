@@ -212,6 +212,13 @@ def _sampling(
         logit_bias=request.logit_bias or (),
         stop=StopConditions(strings=strings(request.stop)),
         constraint=answer_constraint(wanted, choice),
+        constraint_param=_constraint_param(request),
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs or 0,
     )
+
+
+def _constraint_param(request: ChatRequest) -> str | None:
+    if request.regex is not None:
+        return "regex"
+    return None if request.response_format is None else "response_format"

@@ -180,6 +180,7 @@ def _sampling(request: CompletionRequest, card: ModelCard) -> SamplingParams:
             include_in_text=request.no_stop_trim,
         ),
         constraint=_constraint(request, card),
+        constraint_param=next(iter(request.constraints), None),
         logprobs=request.logprobs is not None or request.native_logprobs,
         top_logprobs=max(
             request.logprobs or 0, (request.top_logprobs_num or 0) * request.native_logprobs

@@ -19,7 +19,12 @@ from ingress.dialects.effort import Wish, resolve
 from ingress.dialects.messages_api import API, COUNT_API
 from ingress.dialects.messages_blocks import conversation
 from ingress.dialects.messages_encoder import MessagesEncoder
-from ingress.dialects.messages_request import CountRequest, MessagesRequest, PromptRequest
+from ingress.dialects.messages_request import (
+    CountRequest,
+    MessagesRequest,
+    OutputFormat,
+    PromptRequest,
+)
 from ingress.dialects.messages_tools import offer
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.sampling_fields import top_k_within
@@ -115,10 +120,15 @@ def _wish(request: PromptRequest) -> Wish:
     return _EFFORTS.get(effort, "enabled") if isinstance(effort, str) else "enabled"
 
 
-def _constraint(request: PromptRequest, card: ModelCard) -> JsonSchema | None:
-    form, param = request.output_format, "output_format"
+def _form(request: PromptRequest) -> tuple[OutputFormat | None, str]:
+    """The form of the answer, and the field that has it."""
     if request.output_config is not None and request.output_config.format is not None:
-        form, param = request.output_config.format, "output_config.format"
+        return request.output_config.format, "output_config.format"
+    return request.output_format, "output_format"
+
+
+def _constraint(request: PromptRequest, card: ModelCard) -> JsonSchema | None:
+    form, param = _form(request)
     if form is None:
         return None
     if not card.capabilities.json_schema:
@@ -141,4 +151,5 @@ def _sampling(
         top_k=top_k_within(request.top_k, card) if (request.top_k or 0) > 0 else None,
         stop=StopConditions(strings=tuple(request.stop_sequences or ())),
         constraint=constraint,
+        constraint_param=None if constraint is None else _form(request)[1],
     )

@@ -199,6 +199,7 @@ def _sampling(
         seed=body.seed,
         stop=StopConditions(strings=strings(body.stop)),
         constraint=constraint,
+        constraint_param=None if constraint is None else "text.format",
         logprobs=logprobs,
         top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
     )

@@ -71,7 +71,9 @@ def job(
             reasoning=Reasoning(effort=effort),
             continue_last=continue_last,
         ),
-        sampling=SamplingParams(limit=OutputLimit(max_tokens=9), constraint=constraint),
+        sampling=SamplingParams(
+            limit=OutputLimit(max_tokens=9), constraint=constraint, constraint_param="field"
+        ),
         created_at=0,
         deadline=0,
         queue_deadline=0,
@@ -255,16 +257,22 @@ def test_regular_expressions_that_would_be_misread_are_refused(pattern: str) -> 
     with pytest.raises(InvalidGrammar) as caught:
         effective(job(Regex(pattern=pattern)))
     assert "secret" not in caught.value.message
+    assert caught.value.param == "field"
 
 
 @pytest.mark.parametrize("spec", [{}, {"format": 5}, {"structures": "x"}, {"structures": [5]}])
 def test_structural_tags_without_a_format_are_refused(spec: dict[str, Any]) -> None:
-    with pytest.raises(InvalidGrammar):
+    with pytest.raises(InvalidGrammar) as caught:
         effective(job(StructuralTag(spec=spec)))
+    assert caught.value.param == "field"
 
 
 def test_the_error_says_what_does_not_compile() -> None:
-    assert type(refused_constraint(job(JsonObject()))) is InvalidJsonSchema
-    assert type(refused_constraint(job(Ebnf(grammar="x")))) is InvalidGrammar
+    for constraint, error in (
+        (JsonObject(), InvalidJsonSchema),
+        (Ebnf(grammar="x"), InvalidGrammar),
+    ):
+        refused = refused_constraint(job(constraint))
+        assert (type(refused), refused.param) == (error, "field")
     forced = job(JsonObject(), tools=(WEATHER,), mode="required")
     assert type(refused_constraint(forced)) is ToolSchemaInvalid
