@@ -23,6 +23,7 @@ from typing import Any, Literal
 from ingress.dialects import envelope, sse, wire_json
 from ingress.dialects.base import Frame, Stamp
 from ingress.dialects.chat_calls import Call, CustomCall, FunctionCall, LegacyCall
+from ingress.dialects.logprobs import entries as logprob_entries
 from schemas.delta import (
     ArgumentsDelta,
     Completed,
@@ -40,8 +41,6 @@ from schemas.errors import ErrorInfo, ProtocolViolation
 from schemas.job import Job
 
 _NO_FRAMES: tuple[Frame, ...] = ()
-
-_LOWEST_LOGPROB = -9999.0
 
 _END_OF_CHOICE = b',"finish_reason":null,"logprobs":null}'
 
@@ -225,7 +224,7 @@ class ChatEncoder:
                 return _NO_FRAMES
             choice.content.append(text)
             return (choice.text_head + wire_json.encode_text(text) + self._value_end,)
-        entries = [_logprob_entry(token, self._top_logprobs) for token in logprobs]
+        entries = logprob_entries(logprobs, self._top_logprobs)
         choice.content.append(text)
         choice.logprobs.extend(entries)
         end = b'},"finish_reason":null,"logprobs":%b}' % wire_json.encode(_logprobs(entries))
@@ -352,24 +351,3 @@ def _call_id(response_id: str, choice: int, call: int) -> str:
 
 def _logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": entries, "refusal": None}
-
-
-def _logprob_entry(token: TokenLogprob, top: int) -> dict[str, Any]:
-    return {
-        "token": token.token,
-        "bytes": list(token.token_bytes),
-        "logprob": _clamp(token.logprob),
-        "top_logprobs": [
-            {
-                "token": other.token,
-                "bytes": list(other.token_bytes),
-                "logprob": _clamp(other.logprob),
-            }
-            for other in token.top[:top]
-        ],
-    }
-
-
-def _clamp(logprob: float) -> float:
-    # Written so that NaN, which JSON lacks, is clamped too.
-    return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ingress.dialects.completions_request import CompletionRequest
+from ingress.dialects.logprobs import finite
 from ingress.dialects.text_offsets import TextOffsets
 from schemas.delta import PromptLogprob, TokenLogprob, TopLogprob
 
 Tokens: TypeAlias = Sequence[TokenLogprob] | Sequence[PromptLogprob]
 Lists: TypeAlias = dict[str, list[Any]]
-
-_LOWEST = -9999.0
 
 
 class OfficialLogprobs:
@@ -77,8 +76,8 @@ class OfficialLogprobs:
             return None
         found: dict[str, float] = {}
         for other in token.top[: self._top]:
-            found.setdefault(other.token, _number(other.logprob))
-        found.setdefault(token.token, _number(token.logprob))
+            found.setdefault(other.token, finite(other.logprob))
+        found.setdefault(token.token, finite(token.logprob))
         return found
 
 
@@ -140,9 +139,4 @@ class NativeLogprobs:
 
 
 def _finite(logprob: float | None) -> float | None:
-    return None if logprob is None else _number(logprob)
-
-
-def _number(logprob: float) -> float:
-    # Written so that NaN, which JSON lacks, is clamped too.
-    return logprob if logprob > _LOWEST else _LOWEST
+    return None if logprob is None else finite(logprob)

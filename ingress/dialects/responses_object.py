@@ -16,10 +16,8 @@ from typing import Any, Final
 from ingress.dialects import wire_json
 from ingress.dialects.base import Stamp
 from ingress.dialects.responses_request import ResponsesBody, ResponsesRequest, TextFormat
-from schemas.delta import FinishReason, TokenLogprob, Usage
+from schemas.delta import FinishReason, Usage
 from schemas.errors import ErrorInfo, ErrorKind, ProtocolViolation
-
-_LOWEST_LOGPROB: Final = -9999.0
 
 _REASONS: Final = {
     FinishReason.LENGTH: "max_output_tokens",
@@ -184,25 +182,3 @@ def call_id(response_id: str, call: int) -> str:
     """What links a result to its call."""
     name = f"{response_id}/call/{call}".encode()
     return "call_" + hashlib.blake2b(name, digest_size=12).hexdigest()
-
-
-# --- Log probabilities ---------------------------------------------------------------------------
-
-
-def logprob_entries(tokens: Sequence[TokenLogprob], top: int) -> list[dict[str, Any]]:
-    """Entries of `logprobs`, each with as many alternatives as were asked for."""
-    return [
-        {
-            **_logprob(token.token, token.token_bytes, token.logprob),
-            "top_logprobs": [
-                _logprob(other.token, other.token_bytes, other.logprob) for other in token.top[:top]
-            ],
-        }
-        for token in tokens
-    ]
-
-
-def _logprob(token: str, token_bytes: bytes, logprob: float) -> dict[str, Any]:
-    # Written so that NaN, which JSON lacks, is clamped too.
-    shown = logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB
-    return {"token": token, "bytes": list(token_bytes), "logprob": shown}

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol
 from ingress.dialects import sse, wire_json
 from ingress.dialects.base import Frame
 from ingress.dialects.custom_tools import InputUnwrapper
+from ingress.dialects.logprobs import entries as logprob_entries
 from ingress.dialects.parts import Part
 from ingress.dialects.responses_builtins import Builtin
-from ingress.dialects.responses_object import logprob_entries
 from ingress.dialects.responses_tools import Tool
 from schemas.delta import ArgumentsDelta, Delta, ReasoningDelta, TextDelta, TokenLogprob
 
