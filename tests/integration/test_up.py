@@ -76,18 +76,6 @@ async def test_scripted(tmp_path: Path, broker: Broker, over_broker: bool) -> No
         assert "Traceback" not in process.output()
 
 
-@pytest.mark.sglang
-@pytest.mark.timeout(240)
-async def test_sglang(tmp_path: Path, tiny_model: Path) -> None:
-    port = free_port()
-    command = ("up", "--model", str(tiny_model), "--served-id", "tiny", "--port", str(port))
-    async with headrace(*command, log=tmp_path / "up.log") as process:
-        url = f"http://127.0.0.1:{port}"
-        await wait_ready(url, process, timeout_s=180)
-        await check_answers(url, "tiny")
-        await check_ctrl_c_leaves_nothing(process)
-
-
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -1,6 +1,6 @@
-"""A real vision model in SGLang, from the HTTP request to its tokens.
+"""`headrace up` with SGLang and a real vision model, from the HTTP request to its tokens.
 
-One process is started for all of it, as SGLang keeps one model per process.
+One process is started for all of it, as SGLang keeps one model per process; Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from PIL import Image
 from tests import tiny_vision_model as tiny
 from tests.fixtures.engine import SESSION_LOOP
 from tests.fixtures.processes import free_port, headrace, wait_ready
+from tests.integration.test_up import check_answers, check_ctrl_c_leaves_nothing
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), SESSION_LOOP]
 
@@ -38,6 +39,7 @@ async def http(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.
         await wait_ready(url, process, timeout_s=200)
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             yield client
+        await check_ctrl_c_leaves_nothing(process)
         assert "Traceback" not in process.output()
 
 
@@ -74,6 +76,10 @@ async def first_logprob(http: httpx.AsyncClient, *parts: Any) -> tuple[int, floa
     body = answer.json()
     token = body["choices"][0]["logprobs"]["content"][0]
     return body["usage"]["prompt_tokens"], token["logprob"]
+
+
+async def test_the_official_client_is_answered(http: httpx.AsyncClient) -> None:
+    await check_answers(str(http.base_url).rstrip("/"), MODEL)
 
 
 async def test_the_catalogue_says_that_it_sees(http: httpx.AsyncClient) -> None:
