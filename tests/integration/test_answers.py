@@ -329,6 +329,60 @@ async def test_an_answer(service: Service, name: str, dialect: str) -> None:
                 assert values(answer.calls) == values(row.calls), way
             if row.parts and dialect != "chat":  # where a part is something of its own
                 assert tuple(answer.parts) == row.parts, way
+            if answer.usage is not None:  # as in streams of the official profile, unasked
+                produced, thought = tokens(answer.usage)
+                if not row.fields:  # which may end it early
+                    assert produced == len(steps) - 1, way
+                if row.reasoning and not row.text and not row.calls and dialect != "messages":
+                    assert thought == produced, way
             assert all(answer.ids)
             assert len(set(answer.ids)) == len(answer.ids)
     await service.check_serving(dialect)
+
+
+def tokens(usage: Any) -> tuple[int, int | None]:
+    """Those of the output, and how many of them are reasoning, which Messages does not tell."""
+    if "completion_tokens" in usage:
+        return usage["completion_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]
+    details = usage.get("output_tokens_details", {})
+    return usage["output_tokens"], details.get("reasoning_tokens")
+
+
+@pytest.mark.parametrize("dialect", CONVERSATIONS)
+@pytest.mark.rule("chat.reasoning-hidden", "messages.hidden-reasoning")
+async def test_a_model_that_thinks_although_it_was_told_not_to(dialect: str) -> None:
+    rows = {
+        "thinks": Row(("Hmm, weigh both.", "</think>", "Pick B."), "Pick B."),
+        "thinks and says so": Row(("<think>", "Hmm.", "</think>\n\n", "Pick B."), "Pick B."),
+        "thinks and calls": Row(
+            ("So.", "</think>", call("stock", '{"symbol":"KO"}')), calls=ONE, end="calls"
+        ),
+        "thinks of a call": Row((DRAFT, "</think>", "No."), "No."),
+        "does not think": Row(("Pick", " B."), "Pick B."),
+        "closes what it has not opened": Row(("</think>", "Pick B."), "Pick B."),
+        "thinks until the limit": Row(("<think>", "Hmm."), end="length", stop=CUT),
+    }
+    player = Player()
+    async with (
+        memory_stack(
+            ScriptedEngine(served_id=MODEL, script=player), hidden_reasoning=True
+        ) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=20) as http,
+    ):
+        service = Service(http, player, "wafer")
+        body = request_to_play(dialect)
+        match dialect:  # in Messages it is off unless it is turned on
+            case "chat":
+                body["reasoning_effort"] = "none"
+            case "responses":
+                body["reasoning"] = {}
+        for name, row in rows.items():
+            for way, steps in cuts(row, every=True).items():
+                player.steps = steps
+                for stream in (True, False):
+                    answer = await service.ask(dialect, body, stream=stream)
+                    assert (answer.text, answer.reasoning) == (row.text, ""), (name, way)
+                    assert values(answer.calls) == values(row.calls), (name, way)
+                    assert answer.end == row.end, (name, way)
+                    assert tokens(answer.usage)[0] == len(steps) - 1, (name, way)
+                    assert not tokens(answer.usage)[1], (name, way)
