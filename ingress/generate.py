@@ -1,6 +1,6 @@
 """The straight line from body to answer.
 
-    length -> authenticate -> read -> parse -> model -> admit -> normalise -> Generation -> Answer
+    length -> authenticate -> read -> parse -> model -> normalise -> admit -> Generation -> Answer
 
 The order is the precedence of errors: the first that applies is the one reported.
 Source: error catalogue, "Precedence". A request refused by validation never holds a slot.

@@ -17,7 +17,7 @@ from ingress.dialects.chat_encoder import ChatEncoder
 from ingress.dialects.chat_messages import neutral_messages
 from ingress.dialects.chat_request import ChatRequest
 from ingress.dialects.chat_tools import offer, offer_legacy
-from ingress.dialects.effort import RANK, Wish, resolve
+from ingress.dialects.effort import DOCUMENTED, RANK, Wish, resolve
 from ingress.dialects.output_limit import output_limit
 from ingress.dialects.profile import Profile
 from ingress.dialects.response_format import constraint
@@ -151,10 +151,7 @@ def _reasoning_wish(request: ChatRequest, profile: Profile) -> Wish | None:
     )
     for param, effort in spelled:
         if effort == "minimal" and not profile.minimal_effort:
-            raise UnsupportedValue(
-                f"`{param}` must be one of 'none', 'low', 'medium', 'high', 'xhigh' or 'max'.",
-                param=param,
-            )
+            raise UnsupportedValue(f"`{param}` {DOCUMENTED}.", param=param)
     for _, effort in spelled:
         if effort is not None:
             return effort
@@ -193,7 +190,8 @@ def _template_options(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
 def _sampling(
     request: ChatRequest, card: ModelCard, reasoning: Reasoning, choice: ToolChoice
 ) -> SamplingParams:
-    wanted = constraint(request.response_format, request.regex, card.capabilities)
+    formed = constraint(request.response_format, request.regex, card.capabilities)
+    wanted = answer_constraint(formed, choice)
     requested = request.max_tokens
     if requested is None:
         requested = request.max_completion_tokens
@@ -211,14 +209,12 @@ def _sampling(
         seed=request.seed,
         logit_bias=request.logit_bias or (),
         stop=StopConditions(strings=strings(request.stop)),
-        constraint=answer_constraint(wanted, choice),
-        constraint_param=_constraint_param(request),
+        constraint=wanted,
+        constraint_param=_constraint_param(request) if wanted is not None else None,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs or 0,
     )
 
 
-def _constraint_param(request: ChatRequest) -> str | None:
-    if request.regex is not None:
-        return "regex"
-    return None if request.response_format is None else "response_format"
+def _constraint_param(request: ChatRequest) -> str:
+    return "response_format" if request.regex is None else "regex"

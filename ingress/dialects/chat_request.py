@@ -8,9 +8,9 @@ Source: Chat Completions, section 2 (request fields).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ingress.dialects.chat_messages import ChatMessage
 from ingress.dialects.chat_tools import (
@@ -20,6 +20,7 @@ from ingress.dialects.chat_tools import (
     NamedTool,
     ToolDefinition,
 )
+from ingress.dialects.effort import DOCUMENTED, RANK
 from ingress.dialects.response_format import Pattern, ResponseFormat
 from ingress.dialects.sampling_fields import (
     Biases,
@@ -46,10 +47,19 @@ class StreamOptions(WireModel):
     include_usage: Flag = False
 
 
+def _effort(value: Any) -> Any:
+    if value not in RANK:
+        raise bad_value(DOCUMENTED)
+    return value
+
+
+AnyEffort: TypeAlias = Annotated[Effort, BeforeValidator(_effort)]
+
+
 class ReasoningOptions(WireModel):
     """The second of the three spellings of a reasoning effort."""
 
-    effort: Effort | None = None
+    effort: AnyEffort | None = None
 
 
 class Thinking(WireModel):
@@ -92,7 +102,7 @@ class ChatRequest(WireModel):
     response_format: ResponseFormat | None = None
     regex: Pattern | None = None
 
-    reasoning_effort: Effort | None = None
+    reasoning_effort: AnyEffort | None = None
     reasoning: ReasoningOptions | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_depth)] | None = None

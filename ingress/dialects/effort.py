@@ -15,6 +15,9 @@ from schemas.model_card import ReasoningSupport
 RANK: tuple[Effort, ...] = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Every effort, from least to most."""
 
+DOCUMENTED = "must be one of 'none', 'low', 'medium', 'high', 'xhigh' or 'max'"
+"""What to say to any other. Not every caller may say `minimal`, and none needs to."""
+
 Wish: TypeAlias = Effort | Literal["enabled"]
 """An effort, or only that the model shall think."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import UnsupportedValue
 from schemas.job import ChatPrompt, Reasoning
 from schemas.model_card import Capabilities
 from tests.unit.dialects.chat_jobs import (
@@ -95,6 +96,16 @@ def test_an_effort_that_is_not_listed_runs_at_a_nearby_tier(effort: str, tier: A
 )
 def test_an_unknown_value(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields) == (VALUE, param)
+
+
+@pytest.mark.rule("chat.reasoning-unknown")
+def test_only_documented_efforts_are_named_to_who_sends_another() -> None:
+    for effort in ("ultra", "minimal", 5, ["high"]):
+        with pytest.raises(UnsupportedValue) as caught:
+            chat(reasoning_effort=effort)
+        assert caught.value.message == (
+            "`reasoning_effort` must be one of 'none', 'low', 'medium', 'high', 'xhigh' or 'max'."
+        )
 
 
 @pytest.mark.rule("chat.reasoning-default")
