@@ -20,6 +20,7 @@ from schemas.errors import ModelRequestRejected, UnsupportedValue
 from schemas.job import ChatPrompt, Effort, Job, Reasoning
 from schemas.message import ImageLink, ImagePart, Message, Part, TextPart, ToolCall, ToolSpec
 from schemas.model_card import ReasoningSupport
+from workers.parsing.json_text import decoded
 
 _REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
 _BRACKETED: Final = re.compile(r"[<\[].*[>\]]", re.DOTALL)
@@ -29,6 +30,7 @@ _OUTPUT_MARKER: Final = re.compile(
 _EFFORT_VARIABLE: Final = re.compile(r"\breasoning_effort\b")
 _PROBE: Final = "Is this text shown?"
 _SWITCHES: Final = ("enable_thinking", "thinking")
+_MAX_DEPTH: Final = 100
 
 
 class ChatRenderer:
@@ -415,18 +417,29 @@ def _images_after_results(messages: Sequence[Message]) -> Sequence[Message]:
 
 def _call_mapping(call: ToolCall) -> dict[str, Any]:
     # Templates either print the arguments as JSON or walk through them; a mapping serves both.
-    arguments: Any
-    try:
-        arguments = msgspec.json.decode(call.arguments or "{}")
-    except msgspec.DecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = decoded(call.arguments or "{}")
+    if not isinstance(arguments, dict) or _nests_deeply(arguments):
         arguments = call.arguments
     return {
         "id": call.id,
         "type": "function",
         "function": {"name": call.name, "arguments": arguments},
     }
+
+
+def _nests_deeply(value: Any) -> bool:
+    """Whether whoever walks through it by recursion, as templates do, might not come back."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _tool_mapping(tool: ToolSpec) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 import orjson
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
-from ingress.dialects.validation import WireModel
+from ingress.dialects.validation import WireModel, check_depth
 from schemas.message import ToolSpec
 
 
@@ -79,9 +79,10 @@ class Builtin(msgspec.Struct, frozen=True, kw_only=True):
             value = orjson.loads(arguments)
             if not isinstance(value, dict):
                 return None
+            check_depth(value)
             if self.arguments is not None:
                 value = self.arguments.model_validate(value).model_dump(exclude_none=True)
-        except (orjson.JSONDecodeError, ValidationError):
+        except ValueError:  # no JSON, too deep to be encoded, or not what the tool takes
             return None
         return {self.field: {**self.fixed, **value}, **self.extra}
 

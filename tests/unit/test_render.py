@@ -194,6 +194,19 @@ def test_arguments_that_are_not_json_stay_text(renderer: ChatRenderer, tokenizer
     assert '"arguments": {"city": }' in text_of(tokenizer, ids)
 
 
+@pytest.mark.parametrize("depth", [101, 300, 900, 1100, 100_000])
+@pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ("[", "]"), ('{"a":', "")])
+def test_arguments_that_nest_deeply_stay_text(
+    renderer: ChatRenderer, tokenizer: Any, depth: int, opening: str, closing: str
+) -> None:
+    arguments = '{"a":' + opening * depth + "1" + closing * depth + "}"
+    call = ToolCall(id="1", name="f", arguments=arguments)
+    ids, _ = renderer.render_chat(
+        job(said("user", "x"), said("assistant", None, tool_calls=(call,)))
+    )
+    assert f'"arguments": {arguments}}}' in text_of(tokenizer, ids)
+
+
 def test_tools_are_shown_unless_the_choice_is_none(renderer: ChatRenderer, tokenizer: Any) -> None:
     shown, _ = renderer.render_chat(job(said("user", "x"), tools=(PROBE,)))
     hidden, _ = renderer.render_chat(

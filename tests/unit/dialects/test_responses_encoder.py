@@ -291,10 +291,12 @@ def test_a_tool_of_the_client_has_an_item_type_of_its_own(
         ("shell", "ls"),
         ("apply_patch", '{"type":"update_file","path":"a.txt"}'),
         ("local_shell", "{}"),
+        ("tool_search", '{"query":' + "[" * 300 + "]" * 300 + "}"),
     ],
 )
 def test_a_call_that_fits_its_type_badly_is_told_as_it_is(name: str, arguments: str) -> None:
-    found = stream(encoder(tools=[{"type": name}]), *call(name, arguments), *STOP)
+    tool = {"type": name, "execution": "client"}
+    found = stream(encoder(tools=[tool]), *call(name, arguments), *STOP)
     (item,) = found[-1]["response"]["output"]
     assert (item["type"], item["name"], item["arguments"]) == ("function_call", name, arguments)
     assert kinds(found)[2:] == [
