@@ -13,8 +13,11 @@ import orjson
 import pytest
 
 from schemas.transport.rabbit import RabbitDispatcher
+from tests.fixtures.answers import read_stream
 from tests.fixtures.broker import Broker
+from tests.fixtures.player import request_to_play
 from tests.fixtures.processes import Process, headrace
+from tests.fixtures.requests import path_of, request_body
 from tests.fixtures.stack import Pod, ready, serve_pod, sse_data, until
 
 pytestmark = pytest.mark.broker
@@ -95,6 +98,25 @@ async def test_in_the_answer_it_is_an_honest_failure(service: Service, stream: b
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "worker_failed"
     assert (await service.ask("[[say:next]]", stream=False)).status_code == 200
+
+
+async def test_within_a_call_it_is_an_honest_failure_in_every_dialect(service: Service) -> None:
+    """The last piece of the arguments never comes, and nothing looks as if it had."""
+    text = '[[tool:stock {"symbol": "KO", "days": 3}]][[crash:5]]'
+    async with httpx.AsyncClient(base_url=service.pod.url, timeout=30) as http:
+        for dialect in ("messages", "responses"):  # each costs a worker; there are three
+            body = request_to_play(dialect, text, model=service.model)
+            response = await http.post(path_of(dialect), json={**body, "stream": True})
+            answer = read_stream(dialect, response.content)
+            assert answer.failed
+            assert answer.end == {"messages": "worker_failed", "responses": "server_error"}[dialect]
+            assert answer.parts == ["call"]
+            assert '{"symbol": "KO", "days": 3}'.startswith("".join(answer.fed))
+            assert answer.fed
+        response = await http.post(
+            "/v1/messages", json=request_body("messages", model=service.model)
+        )
+        assert response.status_code == 200
 
 
 async def test_a_request_that_kills_two_workers_is_not_tried_again(service: Service) -> None:
