@@ -21,12 +21,12 @@ from ingress.dialects.validation import (
     Flag,
     Integer,
     WireModel,
+    bad_tag,
     bad_value,
     by_field,
     check_depth,
 )
 
-_BLOCK_NAME = re.compile(r"[a-z0-9_]{1,64}")
 _MEDIA_TYPE = re.compile(r"image/[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")
 
 # --- Blocks --------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ _BY_TYPE = Discriminator(_tag, custom_error_type="unknown_tag:type", custom_erro
 
 
 def _only(*names: str, server_results: bool = False) -> BeforeValidator:
-    """Refuses blocks of other types, naming the one it found."""
+    """Refuses blocks of other types."""
 
     def check(value: Any) -> Any:
         name = value.get("type") if isinstance(value, dict) else None
@@ -213,10 +213,7 @@ def _only(*names: str, server_results: bool = False) -> BeforeValidator:
             return value  # what is not a block at all is told by the discriminator
         if server_results and name.endswith("_tool_result"):
             return value
-        found = f"`{name}`" if _BLOCK_NAME.fullmatch(name) else "a block"
-        raise bad_value(
-            f"is {found}, which is not supported here; it may be {', '.join(names)}", field="type"
-        )
+        raise bad_tag("type", names)
 
     return BeforeValidator(check)
 

@@ -2,8 +2,9 @@
 
 Holds the building blocks of wire models and the translation of pydantic's findings into the error
 catalogue: a wrong JSON type or a missing field is `schema_validation_failed`, a value of the right
-type that is not allowed is `unsupported_value`. Messages name the field and never quote the value.
-Only the first finding is reported. It knows no dialect.
+type that is not allowed is `unsupported_value`. Messages name the field and never quote the value,
+unless it is the plain name of a kind of object that is not supported. Only the first finding is
+reported. It knows no dialect.
 
 Source: error catalogue, section 3 ("Request validation"); `param` uses paths such as
 `messages[2].content[0].text`.
@@ -11,7 +12,8 @@ Source: error catalogue, section 3 ("Request validation"); `param` uses paths su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import (
@@ -39,6 +41,8 @@ MAX_DEPTH = 100
 
 MAX_ENTRIES = 100_000
 """Of one array. A body has room for millions, each of which takes microseconds to read."""
+
+_KIND = re.compile(r"[a-z0-9_]{1,64}")
 
 _INT64 = 2**63
 _UINT64_MAX = 2**64 - 1
@@ -86,6 +90,15 @@ def bad_prompt(message: str, *, field: str | int | None = None) -> PydanticCusto
         field: Which of several prompts it is.
     """
     return _finding(InvalidPrompt, message, field)
+
+
+def bad_tag(field: str, allowed: Sequence[str]) -> PydanticCustomError:
+    """An object whose kind, told by `field`, is none of those allowed in its place."""
+    return PydanticCustomError(TAG_PREFIX + field, _one_of(allowed))
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return f"must be one of {', '.join(names)}"
 
 
 def _finding(
@@ -173,7 +186,7 @@ def by_field(field: str, *allowed: str) -> Discriminator:
     return Discriminator(
         tag,
         custom_error_type=TAG_PREFIX + field,
-        custom_error_message=f"must be one of {', '.join(allowed)}",
+        custom_error_message=_one_of(allowed),
     )
 
 
@@ -276,7 +289,8 @@ def _translate_tag(
         return _error(SchemaValidationFailed, where, "is required")
     if not isinstance(tag, str):
         return _error(SchemaValidationFailed, where, "must be a string")
-    return _error(UnsupportedValue, where, unknown)
+    named = f"is `{tag}`, which is not supported; it " if _KIND.fullmatch(tag) else ""
+    return _error(UnsupportedValue, where, named + unknown)
 
 
 def _error(error: type[RequestError], path: tuple[int | str, ...], text: str) -> RequestError:

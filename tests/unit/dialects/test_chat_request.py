@@ -286,6 +286,14 @@ def test_refused(fields: dict[str, Any], code: str, param: str) -> None:
     assert caught.value.__context__ is None, "pydantic's error quotes the input"
 
 
+@pytest.mark.rule("chat.other-parts")
+def test_a_part_that_is_not_supported_is_named() -> None:
+    for found, named in (("input_audio", "is `input_audio`, which"), ("<b> secret", "must be one")):
+        with pytest.raises(RequestError) as caught:
+            chat(**part("user", type=found))
+        assert caught.value.message.startswith(f"`messages[0].content[1].type` {named}")
+
+
 @pytest.mark.parametrize("body", [None, [], "text", 5, True])
 def test_a_body_must_be_an_object(body: Any) -> None:
     with pytest.raises(RequestError) as caught:
