@@ -1,10 +1,11 @@
 """Bytes of an event stream to the data of its records.
 
-Source: the server-sent events format of the HTML standard, without lone CR as a line end.
+Source: WHATWG HTML, "Server-sent events", section 9.2.6 (interpreting an event stream).
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from workers.engines.upstream_errors import failed
@@ -12,17 +13,21 @@ from workers.engines.upstream_errors import failed
 MAX_RECORD_BYTES: Final = 16 * 1024 * 1024
 """A longer line without an end is not an event stream."""
 
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+
 
 class SseReader:
     """Bytes to the data of complete SSE records.
 
-    Lines end at LF or CRLF and at nothing else: a JSON string may contain other line separators.
+    Lines end at LF, CR or CRLF and at nothing else: a JSON string may contain other line
+    separators.
     """
 
-    __slots__ = ("_data", "_line")
+    __slots__ = ("_after_cr", "_data", "_line")
 
     def __init__(self) -> None:
         self._line = b""
+        self._after_cr = False  # a LF that comes now belongs to a line end that has been seen
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
@@ -31,7 +36,12 @@ class SseReader:
         Raises:
             GenerationFailed: A line does not end.
         """
-        *lines, self._line = (self._line + received).split(b"\n")
+        if self._after_cr and received:
+            received = received.removeprefix(b"\n")
+            self._after_cr = False
+        if received.endswith(b"\r"):
+            self._after_cr = True
+        *lines, self._line = _LINE_END.split(self._line + received)
         if len(self._line) > MAX_RECORD_BYTES:
             raise failed("upstream sent an endless line")
         records: list[bytes] = []
@@ -48,7 +58,6 @@ class SseReader:
         return records
 
     def _take(self, line: bytes, records: list[bytes]) -> None:
-        line = line.removesuffix(b"\r")
         if line.startswith(b"data:"):
             self._data.append(line[5:].removeprefix(b" "))
         elif not line and self._data:

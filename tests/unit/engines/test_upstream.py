@@ -196,7 +196,15 @@ class TestRequest:
 
 
 class TestSse:
-    def test_line_ends_are_lf_or_crlf_and_nothing_else(self) -> None:
+    @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+    def test_line_ends_however_they_arrive(self, end: str) -> None:
+        wire = end.join(["data: a", "", "data: b", "data: c", "", ": comment", "", ""]).encode()
+        assert SseReader().feed(wire) == [b"a", b"b\nc"]
+        sse = SseReader()
+        assert [r for byte in wire for r in sse.feed(bytes([byte]))] == [b"a", b"b\nc"]
+        assert sse.finish() == []
+
+    def test_nothing_else_ends_a_line(self) -> None:
         wire = 'data: "a\u2028b\x85c\x0bd"\r\n\r\ndata:x\n: comment\nevent: e\nid: 1\n\n'
         assert SseReader().feed(wire.encode()) == ['"a\u2028b\x85c\x0bd"'.encode(), b"x"]
 
