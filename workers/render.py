@@ -11,6 +11,7 @@ import inspect
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from schemas.job import ChatPrompt, Effort, Job, Reasoning
 from schemas.message import ImageLink, ImagePart, Message, Part, TextPart, ToolCall, ToolSpec
 from schemas.model_card import ReasoningSupport
 from workers.parsing.json_text import decoded
+from workers.turns import join_turns, merge_system, shows
 
 _REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
 _BRACKETED: Final = re.compile(r"[<\[].*[>\]]", re.DOTALL)
@@ -194,27 +196,28 @@ class ChatRenderer:
     def _apply(
         self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
     ) -> str:
-        """What the template says; with all system messages as one, if it wants no more than one.
+        """What the template says; of a simpler form of the conversation if it refuses this one.
 
-        Some templates refuse a second one, others leave it out without a word.
+        Some templates refuse a second system message, others leave it out without a word; and some
+        want turns of user and assistant to alternate.
         """
         later = [message for message in messages[1:] if message["role"] == "system"]
         try:
             text = self.render_text(messages, tools, options)
         except Exception as error:
-            if not later:
-                raise _refused(error) from error
-            try:
-                return self.render_text(_merge_system(messages), tools, options)
-            except Exception as error:
-                raise _refused(error) from error
-        if _shows(text, later):
+            merged = merge_system(messages) if later else messages
+            for simpler in (merged, join_turns(merged)):
+                if simpler != messages:
+                    with suppress(Exception):
+                        return self.render_text(simpler, tools, options)
+            raise _refused(error) from error
+        if shows(text, later):
             return text
         try:
-            merged = self.render_text(_merge_system(messages), tools, options)
+            text_of_merged = self.render_text(merge_system(messages), tools, options)
         except Exception:
             return text
-        return merged if _shows(merged, later) else text
+        return text_of_merged if shows(text_of_merged, later) else text
 
     def render_text(
         self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
@@ -448,28 +451,6 @@ def _tool_mapping(tool: ToolSpec) -> dict[str, Any]:
         function["description"] = tool.description
     function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
-
-
-def _merge_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with all system messages as one at the start."""
-    system = [message for message in messages if message["role"] == "system"]
-    merged: Any = "\n\n".join(text for message in system if (text := _text_of(message)))
-    if any(isinstance(message["content"], list) for message in system):
-        merged = [{"type": "text", "text": merged}]
-    rest = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": merged}, *rest]
-
-
-def _shows(text: str, messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether a rendered text has what these messages say."""
-    return all(_text_of(message).strip() in text for message in messages)
-
-
-def _text_of(message: dict[str, Any]) -> str:
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
 
 
 def _refused(error: Exception) -> ModelRequestRejected:

@@ -310,6 +310,44 @@ def test_a_template_without_system_messages_is_not_made_to_fail() -> None:
     assert text_of(tiny_model.build_tokenizer(), ids) == "<x>"
 
 
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}"
+    "{{ '[' + messages[0].content + ']' }}{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') == loop.index0 % 2 %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{{ m.role[0] + ':' + m.content + ';' }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("spoken", "text"),
+    [
+        (["user a", "user b"], "u:a\n\nb;"),
+        (["user a", "user ", "user b", "assistant c"], "u:a\n\nb;a:c;"),
+        (["user a", "assistant b", "assistant c", "user d"], "u:a;a:b\n\nc;u:d;"),
+        (["system s", "user a", "system t", "user b"], "[s\n\nt]u:a\n\nb;"),
+        (["user a", "assistant b", "user c"], "u:a;a:b;u:c;"),
+    ],
+)
+def test_turns_of_one_speaker_are_joined_where_the_template_wants_them_to_alternate(
+    spoken: list[str], text: str
+) -> None:
+    renderer = with_template(ALTERNATING)
+    turns = (turn.partition(" ") for turn in spoken)
+    ids, _ = renderer.render_chat(job(*(said(role, content) for role, _, content in turns)))  # type: ignore[arg-type]
+    assert renderer.decode(ids) == text
+
+
+def test_what_cannot_alternate_is_refused() -> None:
+    call = ToolCall(id="1", name="f", arguments="{}")
+    for turns in (
+        [said("assistant", "a"), said("user", "b")],
+        [said("user", "a"), said("assistant", "b", tool_calls=(call,)), said("assistant", "c")],
+    ):
+        with pytest.raises(ModelRequestRejected):
+            with_template(ALTERNATING).render_chat(job(*turns))
+
+
 def test_what_the_template_refuses_is_the_callers_error() -> None:
     renderer = with_template("{{ raise_exception('Roles must alternate: secret') }}")
     with pytest.raises(ModelRequestRejected) as caught:
