@@ -161,8 +161,9 @@ class Answer(Response):
 
     def _next_due(self) -> float:
         at, _ = self._generation.limit()
-        if self._writing:
-            at = min(at, self._written_at + self._limits.write_s)
+        # A write may begin while this time is waited for, and must not go unnoticed for long.
+        since = self._written_at if self._writing else self._loop.time()
+        at = min(at, since + self._limits.write_s)
         if not self._stream:
             return at
         if not self._committed:

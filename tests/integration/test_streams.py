@@ -297,7 +297,7 @@ async def test_a_reader_that_takes_nothing_halts_the_engine(dialect: str) -> Non
         len(body),
     )
     async with (
-        play(player, "wafer", write_s=0.5, keep_alive_s=0.5) as stack,
+        play(player, "wafer", write_s=0.5) as stack,
         httpx.AsyncClient(base_url=stack.url, timeout=20) as http,
     ):
         host, port = stack.url.removeprefix("http://").split(":")
@@ -309,7 +309,7 @@ async def test_a_reader_that_takes_nothing_halts_the_engine(dialect: str) -> Non
         neighbours = [http.post(path_of(d), json=request_body(d)) for d in CONVERSATIONS * 7]
         for response in await asyncio.gather(*neighbours):
             assert response.status_code == 200
-        await until(lambda: stack.services.admission.in_flight == 0, timeout_s=20)
+        await until(lambda: stack.services.admission.in_flight == 0, timeout_s=5)
         await until(engine_runs(stack, 0))
         writer.transport.abort()
     assert offered < 10_000_000
