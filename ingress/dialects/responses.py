@@ -173,8 +173,9 @@ def _constraint(request: ResponsesRequest, able: Capabilities) -> Constraint | N
     if form is None or form.type == "text":
         return None
     if not getattr(able, form.type):
-        raise UnsupportedValue(
-            f"`text.format.type` cannot be `{form.type}` on this model.", param="text.format.type"
+        raise UnsupportedParameter(
+            f"`text.format` of type {form.type} is not available on this model.",
+            param="text.format",
         )
     if form.type == "json_object":
         return JsonObject()

@@ -134,6 +134,10 @@ def _shown(piece: str | ImageInput, profile: Profile, vision: bool) -> Part | No
         raise ModelRequestRejected(
             f"`{piece.param}` is an image, and this model takes text only.", param=piece.param
         )
+    if piece.url is None:
+        raise SchemaValidationFailed(
+            f"`{piece.param}` is required: no files are stored here.", param=piece.param
+        )
     if not isinstance(piece.url, str):
         raise SchemaValidationFailed(f"`{piece.param}` must be a URL.", param=piece.param)
     return ImageLink(url=piece.url, param=piece.param)

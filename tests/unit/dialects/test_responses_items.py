@@ -337,4 +337,5 @@ def test_profile_official_refuses_images_that_cannot_be_shown() -> None:
     unnamed = {"input": [message("user", {"type": "input_image", "file_id": "f"})]}
     with pytest.raises(RequestError) as caught:
         prompt(SEEING, OFFICIAL, **unnamed)
+    assert "is required" in caught.value.message
     assert caught.value.param == "input[0].content[0].image_url"

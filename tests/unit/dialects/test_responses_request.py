@@ -314,7 +314,8 @@ def test_a_form_that_the_model_cannot_keep_is_refused(form: Any) -> None:
     unable = card(capabilities=Capabilities(json_object=False, json_schema=False))
     with pytest.raises(RequestError) as caught:
         job(unable, text={"format": form})
-    assert (caught.value.code, caught.value.param) == (VALUE, "text.format.type")
+    # As in the other dialects.
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "text.format")
 
 
 # --- Sampling and output length ------------------------------------------------------------------
