@@ -427,6 +427,50 @@ async def test_every_checked_address_may_be_connected_to_and_no_other(host: Imag
             await refused(stack, f"https://{literal}/cat.png", "model_request_rejected")
 
 
+@pytest.mark.rule("vision.data-uri", "messages.tool-result")
+async def test_a_picture_in_the_result_of_a_call_is_seen_as_one() -> None:
+    data = base64.b64encode(PNG).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    call = {"type": "tool_use", "id": "toolu_7", "name": "shot", "input": {}}
+    seen = [{"type": "text", "text": "screen 1"}, {"type": "image", "source": source}]
+    result = {"type": "tool_result", "tool_use_id": "toolu_7", "content": seen}
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 5,
+        "tools": [{"name": "shot", "input_schema": {"type": "object", "properties": {}}}],
+        "messages": [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result, {"type": "text", "text": "What is it?"}]},
+        ],
+    }
+    for vision in (True, False):
+        engine = Seeing(vision=vision)
+        async with (
+            memory_stack(engine) as stack,
+            httpx.AsyncClient(base_url=stack.url, timeout=20) as http,
+        ):
+            answer = await http.post("/v1/messages", json=body)
+            plain = await http.post("/v1/messages", json={**body, "messages": body["messages"][:1]})
+            assert plain.status_code == 200, plain.text
+        if not vision:
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "model_request_rejected"
+            assert data not in answer.text
+            continue
+        assert answer.status_code == 200, answer.text
+        prompt = engine.jobs[0].prompt
+        assert isinstance(prompt, ChatPrompt)
+        roles = [message.role for message in prompt.messages]
+        assert roles == ["user", "assistant", "tool", "user"]
+        told = prompt.messages[2]
+        assert told.tool_call_id == "toolu_7"
+        assert told.parts == (
+            TextPart(text="screen 1"),
+            ImagePart(media_type="image/png", data=PNG),
+        )
+
+
 # --- models without vision, counting ---
 
 

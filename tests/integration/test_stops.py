@@ -112,6 +112,12 @@ SPLIT_ROWS: dict[str, Row] = {
     "at once after reasoning": Row(
         ("<think>hm</think>", "DO", "NE"), ("DONE",), "", "DONE", reasoning="hm"
     ),
+    "none, and a second end of reasoning": Row(
+        ("<think>They want alpha.", "</think>alpha </think> beta"),
+        (),
+        "alpha </think> beta",
+        reasoning="They want alpha.",
+    ),
     "in a call": Row(("Look. ", CALL), ("Paris",), "Look. ", calls=LOOKED),
     "the markup of a call": Row(
         (CALL,), ("<tool_call>", "</tool_call>", "{", "look"), "", calls=LOOKED
