@@ -108,7 +108,7 @@ async def read_json(request: Request, *, max_bytes: int, idle_s: float) -> Any:
 
     Raises:
         RequestTooLarge: `max_bytes` or more.
-        UnsupportedMediaType: It says that it is something else.
+        UnsupportedMediaType: It says that it is something else, or compressed.
         RequestBodyTimeout: Nothing came for `idle_s` seconds.
         InvalidJson: Not JSON, or nested too deeply.
         ClientClosedRequest: The client left during the upload.
@@ -116,6 +116,8 @@ async def read_json(request: Request, *, max_bytes: int, idle_s: float) -> Any:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type and media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaType("The request body must be sent as application/json.")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaType("The request body must not be compressed.")
     chunks: list[bytes] = []
     size = 0
     stream = request.stream()

@@ -366,6 +366,10 @@ async def test_media_types(http: httpx.AsyncClient, dialect: str) -> None:
         headers = {"content-type": media_type}
         response = await http.post(path_of(dialect), content=good, headers=headers)
         assert response.status_code == 200, media_type
+    for encoding, status in (("gzip", 415), ("zstd", 415), ("identity", 200)):
+        headers = {"content-type": "application/json", "content-encoding": encoding}
+        response = await http.post(path_of(dialect), content=good, headers=headers)
+        assert response.status_code == status, encoding
 
 
 # --- Paths and methods ---------------------------------------------------------------------------
