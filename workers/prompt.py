@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+import msgspec
+
 from schemas.job import ChatPrompt, Job
 from workers.engines.base import Engine, SeeingEngine, Tokenizer
 from workers.render import rendered_images
@@ -26,9 +28,18 @@ async def render(tokenizer: Tokenizer, job: Job) -> tuple[tuple[int, ...], bool]
         RequestError: The template refuses the conversation.
     """
     assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
-    if sum(len(message.text) for message in job.prompt.messages) > _THREAD_RENDER_CHARS:
+    if _chars(job.prompt) > _THREAD_RENDER_CHARS:
         return await asyncio.to_thread(tokenizer.render_chat, job)
     return tokenizer.render_chat(job)
+
+
+def _chars(prompt: ChatPrompt) -> int:
+    """How much there is to render, nearly: agents send more of tools and calls than of text."""
+    chars = len(msgspec.json.encode(prompt.tools))
+    for message in prompt.messages:
+        chars += len(message.text) + len(message.reasoning or "")
+        chars += sum(len(call.arguments) for call in message.tool_calls)
+    return chars
 
 
 async def length(engine: Engine, job: Job, prompt_ids: tuple[int, ...]) -> int | None:
