@@ -49,7 +49,7 @@ class JsonCallReader(TextReader):
             if decoded(key) == "name" and not begun:
                 value, whole = yield from self.json_text()
                 name = decoded(value)
-                if not whole or not isinstance(name, str) or not accepts(name):
+                if not whole or not isinstance(name, str) or not accepts(name := name.strip()):
                     return False
                 begun = True
                 self.call(name)

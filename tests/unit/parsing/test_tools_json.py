@@ -38,6 +38,7 @@ def test_the_name_comes_first_and_arguments_as_they_are_generated() -> None:
         ('{"name": "f"}', ""),
         ('{"name": "f", "arguments": null}', ""),
         ('{"name": "f", "arguments": ""}', ""),
+        ('{"name": " f\\n", "arguments": {}}', "{}"),
         ('{"arguments": " ", "name": "f"}', ""),
         ('{"arguments": {"a": [1, {"b": 2}]}, "name": "f"}', '{"a": [1, {"b": 2}]}'),
         ('{"name": "f", "parameters": {"a": 1}}', '{"a": 1}'),
