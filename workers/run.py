@@ -30,7 +30,6 @@ from schemas.delta import (
     ReplyMessage,
     Started,
     TextDelta,
-    TokenLogprob,
     ToolCallStarted,
     Usage,
 )
@@ -53,6 +52,7 @@ from workers.parsing.harmony import BEFORE_FINAL, HARMONY_NAME
 from workers.parsing.pipeline import ChoiceParser, build_parser
 from workers.parsing.reasoning import REASONING_FORMATS
 from workers.parsing.tools import ToolFormat
+from workers.pending_logprobs import PendingLogprobs
 from workers.prompt import length, render
 from workers.repetition import until_repeating
 from workers.token_report import TokenReport
@@ -377,7 +377,7 @@ class _Run:
         job, choice = self._job, request.choice
         parser = self._parser(request)
         min_tokens, produced = job.sampling.limit.min_tokens, 0
-        logprobs = _PendingLogprobs() if job.sampling.logprobs else None
+        logprobs = PendingLogprobs() if job.sampling.logprobs else None
         report = self._report_of(choice)
         raw = isinstance(job.prompt, TokenPrompt)
         calls = False
@@ -500,42 +500,6 @@ class _Run:
         if self._delivery.cancelled.is_set():
             raise _Cancelled
         raise GenerationFailed("The model failed to answer.", diagnostic=f"engine: {finish.reason}")
-
-
-class _PendingLogprobs:
-    """Log probabilities of tokens whose text is still held back by the parser."""
-
-    def __init__(self) -> None:
-        self._pending: list[TokenLogprob] = []
-
-    def attach(
-        self, tokens: Sequence[TokenLogprob], parts: Sequence[PartDelta], *, in_answer: bool
-    ) -> Sequence[PartDelta]:
-        """Hand the pending ones, and these, to the first text among `parts`.
-
-        Tokens of reasoning, of calls and of their markers are left out: `in_answer` tells of these
-        tokens, and what was pending before them was a marker then.
-        """
-        if not in_answer:
-            self._pending.clear()
-            return parts
-        self._pending += tokens
-        if not self._pending:
-            return parts
-        for index, part in enumerate(parts):
-            if isinstance(part, TextDelta):
-                carrying = TextDelta(part.choice, part.text, tuple(self._pending))
-                self._pending.clear()
-                return (*parts[:index], carrying, *parts[index + 1 :])
-        return parts
-
-    def rest(self, choice: int) -> Sequence[PartDelta]:
-        """Those of tokens that were cut off before their text was whole."""
-        if not self._pending:
-            return ()
-        rest = TextDelta(choice, "", tuple(self._pending))
-        self._pending.clear()
-        return (rest,)
 
 
 def _thought(chunk: EngineChunk, parts: Sequence[PartDelta], in_reasoning: bool) -> int:
