@@ -266,7 +266,8 @@ def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
         where = path if field is None else (*path, field)
         return _error(_FINDINGS[kind], where, text)
     if kind in _LIMITS:
-        return _error(UnsupportedValue, path, _LIMITS[kind].format(**context))
+        limits = {name: _shortest(value) for name, value in context.items()}
+        return _error(UnsupportedValue, path, _LIMITS[kind].format(**limits))
     if kind == "too_short":
         return _error(UnsupportedValue, path, "must not be empty")
     if kind == "too_long":
@@ -276,6 +277,11 @@ def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
         return _error(SchemaValidationFailed, path, "is required")
     expected = _EXPECTED.get(kind, "of another type")
     return _error(SchemaValidationFailed, path, f"must be {expected}")
+
+
+def _shortest(limit: Any) -> Any:
+    """`2.0` is written as `2`."""
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _translate_tag(

@@ -155,6 +155,20 @@ def test_refused(fields: dict[str, Any], code: str, param: str) -> None:
     assert caught.value.__context__ is None, "pydantic's error quotes the input"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", 3, "`temperature` must be at most 2."),
+        ("top_p", 0, "`top_p` must be greater than 0."),
+        ("seed", 2**63, "`seed` must be less than 9223372036854775808."),
+    ],
+)
+def test_limits_are_told_in_plain_numbers(field: str, value: Any, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        job(**{field: value})
+    assert caught.value.message == message
+
+
 @pytest.mark.parametrize("body", [None, [], "text", 5, True])
 def test_a_body_must_be_an_object(body: Any) -> None:
     with pytest.raises(RequestError) as caught:
