@@ -82,7 +82,7 @@ class ChatRenderer:
         """
         assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
         prompt = job.prompt
-        conversation = _results_in_order(prompt.messages)
+        conversation = _results_of_calls(prompt.messages)
         images = len(rendered_images(job))
         if images:
             text = self._text_with_images(prompt, conversation, images)
@@ -359,17 +359,26 @@ def _reasoning_variables(reasoning: Reasoning) -> dict[str, Any]:
     return variables
 
 
-def _results_in_order(messages: Sequence[Message]) -> list[Message]:
-    """The results of a turn's calls in the order of the calls.
+def _results_of_calls(messages: Sequence[Message]) -> list[Message]:
+    """The results of a turn's calls in the order of the calls, with the names of their tools.
 
-    Many templates print no ids: the place of a result is then all that links it to its call.
+    Many templates print no ids: the place of a result is then all that links it to its call. Others
+    print the name, which clients leave out.
     """
     ordered: list[Message] = []
     for is_result, group in groupby(messages, lambda message: message.role == "tool"):
         run = [*group]
         if is_result and ordered:
-            rank = {call.id: place for place, call in enumerate(ordered[-1].tool_calls)}
+            calls = ordered[-1].tool_calls
+            rank = {call.id: place for place, call in enumerate(calls)}
             run.sort(key=lambda result: rank.get(result.tool_call_id or "", len(rank)))
+            names = {call.id: call.name for call in calls}
+            run = [
+                msgspec.structs.replace(
+                    result, name=result.name or names.get(result.tool_call_id or "")
+                )
+                for result in run
+            ]
         ordered += run
     return ordered
 
@@ -380,7 +389,7 @@ def rendered_images(job: Job) -> tuple[ImagePart, ...]:
         return ()
     return tuple(
         part
-        for message in _results_in_order(job.prompt.messages)
+        for message in _results_of_calls(job.prompt.messages)
         for part in message.parts
         if isinstance(part, ImagePart)
     )

@@ -153,7 +153,6 @@ class _Reader:
     def __init__(self, *, vision: bool) -> None:
         self.messages: list[Message] = []
         self._vision = vision
-        self._names: dict[str, str] = {}  # id of a call -> name of its tool
 
     def read(self, role: str, run: Sequence[tuple[int, Turn]]) -> None:
         """Take the turns of one role that follow each other, with their indexes."""
@@ -204,17 +203,14 @@ class _Reader:
         else:
             for position, inner in enumerate(content):
                 parts += self._parts(inner, f"{param}.content[{position}]")
-        return self._answer(block.tool_use_id, _joined(parts))
+        return Message(role="tool", parts=_joined(parts), tool_call_id=block.tool_use_id)
 
     def _server_result(self, block: ServerResultBlock) -> Message:
         text = _plain_text(block.content)
         if block.is_error:
             text = _ERROR + text
-        return self._answer(block.tool_use_id, (TextPart(text=text),) if text else ())
-
-    def _answer(self, call_id: str, parts: tuple[Part, ...]) -> Message:
-        name = self._names.get(call_id)
-        return Message(role="tool", parts=parts, tool_call_id=call_id, name=name)
+        parts = (TextPart(text=text),) if text else ()
+        return Message(role="tool", parts=parts, tool_call_id=block.tool_use_id)
 
     # --- Parts -----------------------------------------------------------------------------------
 
@@ -267,8 +263,6 @@ class _Reader:
                     self.messages.append(self._server_result(block))
                 else:
                     said.add(block)
-                    if isinstance(block, ToolUseBlock):
-                        self._names[block.id] = block.name
         if not said.empty or len(self.messages) == before:
             self.messages.append(said.message())
 

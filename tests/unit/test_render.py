@@ -127,6 +127,21 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     assert renderer.decode(ids).strip() == "trimmed check both 1 2 orphan again 3"
 
 
+@pytest.mark.rule("chat.result-names")
+def test_results_have_the_names_of_their_tools() -> None:
+    renderer = with_template("{% for m in messages %}{{ m.name }} {% endfor %}")
+    first, second = (ToolCall(id=name[0], name=name, arguments="{}") for name in ("add", "bid"))
+    ids, _ = renderer.render_chat(
+        job(
+            said("assistant", "both", tool_calls=(first, second), name="me"),
+            said("tool", "2", tool_call_id="b"),
+            said("tool", "1", tool_call_id="a", name="told"),
+            said("tool", "?", tool_call_id="z"),
+        )
+    )
+    assert renderer.decode(ids).split() == ["me", "told", "bid"]
+
+
 @pytest.mark.parametrize("marker", [*tiny_model.SPECIAL_TOKENS, *tiny_model.MARKERS])
 @pytest.mark.parametrize("template", ["{}", "Copy: alpha {} beta", "{0}{0}", "<{}>"])
 def test_marker_text_of_the_caller_is_plain_text(

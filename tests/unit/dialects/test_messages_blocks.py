@@ -140,16 +140,16 @@ def test_results_come_right_after_the_call_and_before_the_rest_of_their_turn() -
             "Let me see.",
             tool_calls=(ToolCall(id="toolu_21", name="get_temp", arguments='{"city":"Lima"}'),),
         ),
-        said("tool", "19", tool_call_id="toolu_21", name="get_temp"),
+        said("tool", "19", tool_call_id="toolu_21"),
         said("user", "in Fahrenheit please"),
     )
 
 
 def test_a_turn_of_results_alone_has_no_empty_user_turn_after_it() -> None:
     turns = [HI, assistant(call("a", "f"), call("b", "g")), user(result("b", "2"), result("a"))]
-    assert [(m.role, m.tool_call_id, m.name, m.text) for m in read(*turns)[2:]] == [
-        ("tool", "b", "g", "2"),
-        ("tool", "a", "f", ""),
+    assert [(m.role, m.tool_call_id, m.text) for m in read(*turns)[2:]] == [
+        ("tool", "b", "2"),
+        ("tool", "a", ""),
     ]
 
 
@@ -175,7 +175,6 @@ def test_a_picture_in_a_result_stays_a_picture_in_its_place() -> None:
             TextPart(text="done"),
         ),
         tool_call_id="toolu_7",
-        name="shot",
     )
     error = refused(messages=turns)
     assert error.info().code == "model_request_rejected"
@@ -363,7 +362,6 @@ def test_calls_of_server_tools_are_told_as_calls_and_results() -> None:
             "tool",
             '{"title":"Mills","url":"https://x","page_age":"1 day"}',
             tool_call_id="s1",
-            name="web_search",
         ),
         said("assistant", "They grind."),
         said("user", "more"),
@@ -428,7 +426,7 @@ def test_results_of_server_tools_are_text(kind: str, content: Any, expected: str
     use = {"type": "mcp_tool_use", "id": "s", "name": "find", "server_name": "m", "input": {}}
     for turns in ([HI, assistant(use, block), HI], [HI, assistant(use), user(block)]):
         told = read(*turns)[2]
-        assert (told.role, told.text, told.name) == ("tool", expected, "find")
+        assert (told.role, told.text, told.tool_call_id) == ("tool", expected, "s")
     failed = {**block, "is_error": True}
     assert read(HI, assistant(use, failed), HI)[2].text == f"Error: {expected}"
 
