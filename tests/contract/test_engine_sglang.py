@@ -506,7 +506,6 @@ async def test_what_just_fits_is_served(engine: SglangEngine) -> None:
         ({"stop": StopConditions(token_ids=(-1,))}, "stop_token_ids"),
         ({"logit_bias": ((tiny.VOCAB_SIZE, 1.0),)}, "logit_bias"),
         ({"logprob_token_ids": (tiny.VOCAB_SIZE,), "logprobs": True}, "token_ids_logprob"),
-        ({"stop_strings": tuple("abcdefghijklmnopqrstuvwxyzABCDEFG")}, "stop"),
     ],
 )
 async def test_values_outside_the_model_are_refused(

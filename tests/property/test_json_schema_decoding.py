@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json  # noqa: TID251  # the only one here that reads numbers of any size
 import random
 
 import msgspec
@@ -60,5 +61,5 @@ def test_a_text_that_decoding_lets_through_obeys_the_schema(
     for attempt in range(4):
         text = walk(xgrammar.GrammarMatcher(grammar), random.Random(seed + attempt))
         if text is not None:
-            value = msgspec.json.decode(text)
+            value = json.loads(text)
             assert Draft202012Validator(schema).is_valid(value), (schema, text)
