@@ -11,6 +11,7 @@ import pytest
 
 from schemas.errors import ServerShuttingDown
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack, until
+from workers.engines import sglang_grammar
 from workers.engines.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -92,6 +93,11 @@ async def test_headers_leave_before_a_late_first_token() -> None:
         assert response.headers["cache-control"] == "no-cache"
         first = await anext(response.aiter_bytes())
         assert b'"role":"assistant"' in first
+
+
+@pytest.mark.rule("structured.limits")
+def test_the_status_line_waits_for_a_grammar_that_compiles_slowly() -> None:
+    assert TimeLimits().commit_after_accept_s > sglang_grammar.TIME_LIMIT_S
 
 
 async def test_a_failure_just_after_accepting_is_still_an_http_error() -> None:
