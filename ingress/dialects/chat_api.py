@@ -58,7 +58,7 @@ _LOGPROBS = nullable(
     )
 )
 _FINISH = enum("stop", "length", "tool_calls", "content_filter", "function_call")
-_MATCHED = nullable({"type": ["string", "integer"], "description": "The stop string that was met."})
+_MATCHED = nullable({"type": ["string", "integer"], "description": "The stop string or token met."})
 _FUNCTION_CALL = record({"name": STRING, "arguments": STRING})
 _CALL = one_of(
     record({"id": STRING, "type": const("function"), "function": _FUNCTION_CALL}),
@@ -83,11 +83,11 @@ _ANSWER = record(
                     "message": record(
                         {
                             "role": const("assistant"),
-                            "content": nullable(STRING),
+                            "content": STRING,
                             "reasoning_content": nullable(STRING),
                             "tool_calls": nullable(array(_CALL)),
                         },
-                        {"refusal": nullable(STRING), "function_call": _FUNCTION_CALL},
+                        {"refusal": nullable(STRING), "function_call": nullable(_FUNCTION_CALL)},
                     ),
                     "finish_reason": _FINISH,
                 },
@@ -96,7 +96,7 @@ _ANSWER = record(
         ),
         "usage": USAGE,
     },
-    {"service_tier": STRING, "system_fingerprint": nullable(STRING)},
+    {"service_tier": STRING},
 )
 _CALL_FRAGMENT = record(
     {"index": COUNT},
@@ -121,11 +121,10 @@ _CHUNK = record(
                         {},
                         {
                             "role": const("assistant"),
-                            "content": nullable(STRING),
+                            "content": STRING,
                             "reasoning_content": STRING,
                             "tool_calls": array(_CALL_FRAGMENT),
                             "function_call": record({}, {"name": STRING, "arguments": STRING}),
-                            "refusal": nullable(STRING),
                         },
                     ),
                     "finish_reason": nullable(_FINISH),
@@ -134,7 +133,7 @@ _CHUNK = record(
             )
         ),
     },
-    {"usage": nullable(USAGE), "service_tier": STRING, "system_fingerprint": nullable(STRING)},
+    {"usage": nullable(USAGE), "service_tier": STRING},
 )
 
 _HEAD = (

@@ -196,6 +196,19 @@ async def test_an_example_is_served(http: httpx.AsyncClient, path: str, name: st
             check(orjson.loads(record), documented["text/event-stream"]["x-record-schema"])
 
 
+@pytest.mark.parametrize("text", ["[[tool:f {}]]", "[[say:No.]]"])
+@pytest.mark.rule("openapi.answers")
+async def test_answers_to_the_older_form_of_tools(http: httpx.AsyncClient, text: str) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": text}],
+        "functions": [{"name": "f"}],
+    }
+    path = DIALECTS["chat"].path
+    answer = (await http.post(path, json=body)).json()
+    check(answer, answers(path)["application/json"]["schema"])
+
+
 @pytest.mark.rule("openapi.examples")
 async def test_the_catalogue_is_as_described() -> None:
     config = Config.model_validate(
