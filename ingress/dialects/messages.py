@@ -74,9 +74,9 @@ class Messages:
         )
         constraint = _constraint(request, card)
         if constraint is not None and answer_begun:
+            _, param = _form(request)
             raise UnsupportedValue(
-                "`output_config.format` cannot be combined with a last turn of the assistant.",
-                param="output_config.format",
+                f"`{param}` cannot be combined with a last turn of the assistant.", param=param
             )
         job = Job(
             job_id=context.job_id,

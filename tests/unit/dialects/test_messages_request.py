@@ -387,6 +387,17 @@ def test_a_schema_needs_a_model_that_can_be_constrained() -> None:
     assert (error.info().code, error.param) == ("unsupported_parameter", "output_config.format")
 
 
+def test_a_schema_cannot_be_obeyed_by_an_answer_that_is_begun() -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    begun = [USER, {"role": "assistant", "content": "{"}]
+    for fields, param in (
+        ({"output_config": {"format": form}}, "output_config.format"),
+        ({"output_format": form}, "output_format"),
+    ):
+        error = refused(messages=begun, **fields)
+        assert (error.info().code, error.param) == (VALUE, param)
+
+
 # --- Counting ------------------------------------------------------------------------------------
 
 
