@@ -337,9 +337,9 @@ class CustomCallItem(GrowingItem):
         self._unwrapper = InputUnwrapper()
         self._input: list[str] = []
 
-    @property
-    def plain(self) -> bool:
-        return False
+    def extend(self, text: str) -> Sequence[Frame]:
+        self._part.grow(text)
+        return self._grown(self._unwrapper.feed(text))
 
     def open(self) -> Sequence[Frame]:
         return (self._added(self._fields("in_progress", "")),)
