@@ -158,10 +158,12 @@ def offer(
         UnsupportedValue: The choice asks for a call where there is nothing to call.
         ToolChoiceUnknownTool: The choice names a tool that is not there.
     """
-    specs = tuple(
-        _tool(definition, f"tools[{index}]") for index, definition in enumerate(definitions)
-    )
-    tools.check_unique(specs, "tools")
+    placed = {
+        (where := f"tools[{index}]"): _tool(definition, where)
+        for index, definition in enumerate(definitions)
+    }
+    tools.check_unique(placed.items())
+    specs = tuple(placed.values())
     if not specs and choice in (None, "auto", "none"):
         return (), ToolChoice()
     match choice:
@@ -187,10 +189,12 @@ def offer_legacy(
     Raises:
         RequestError: As `offer`.
     """
-    specs = tuple(
-        _function(function, f"functions[{index}]") for index, function in enumerate(functions)
-    )
-    tools.check_unique(specs, "functions")
+    placed = {
+        (where := f"functions[{index}]"): _function(function, where)
+        for index, function in enumerate(functions)
+    }
+    tools.check_unique(placed.items())
+    specs = tuple(placed.values())
     match choice:
         case NamedTool(name=name):
             return specs, tools.named(name, specs, parallel=False, param="function_call")

@@ -186,12 +186,13 @@ def offer(
         UnsupportedValue: The choice asks for a call where there is nothing to call.
         ToolChoiceUnknownTool: The choice names a tool that is not there.
     """
-    specs = tuple(
-        _tool(definition, f"tools[{index}]")
+    placed = {
+        (where := f"tools[{index}]"): _tool(definition, where)
         for index, definition in enumerate(definitions)
         if definition.type != _MCP_TOOLSET  # what it stands for only its own server knows
-    )
-    neutral.check_unique(specs, "tools")
+    }
+    neutral.check_unique(placed.items())
+    specs = tuple(placed.values())
     if choice is None:
         return specs, ToolChoice()
     parallel = not choice.disable_parallel_tool_use

@@ -63,12 +63,14 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         name: As the client calls it.
         namespace: The group it is in.
         spec: As the model sees it. Its name is that of the group and its own, joined.
+        param: Where the request has it.
     """
 
     kind: str
     name: str
     namespace: str | None = None
     spec: ToolSpec
+    param: str
 
 
 class Hosted(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +181,7 @@ def _read(raw: Any, at: Path, group: _Namespace | None) -> Iterator[Declared]:
             parameters=_SEARCH,
             strict=True,
         )
-        yield Tool(kind="function", name=spec.name, spec=spec)
+        yield Tool(kind="function", name=spec.name, spec=spec, param=field_path(at))
     elif kind in BUILTINS:
         yield _builtin(kind, raw, at)
     elif kind in _HOSTED:
@@ -207,7 +209,13 @@ def _function(raw: Any, at: Path, group: _Namespace | None) -> Tool:
         parameters=tools.check_parameters(wire.parameters, field_path((*at, "parameters"))),
         strict=bool(wire.strict),
     )
-    return Tool(kind="function", name=wire.name, namespace=group.name if group else None, spec=spec)
+    return Tool(
+        kind="function",
+        name=wire.name,
+        namespace=group.name if group else None,
+        spec=spec,
+        param=field_path(at),
+    )
 
 
 def _custom(raw: Any, at: Path, group: _Namespace | None) -> Tool:
@@ -220,7 +228,13 @@ def _custom(raw: Any, at: Path, group: _Namespace | None) -> Tool:
     spec = custom_tool(
         _checked_name(wire.name, at, group), _described(wire.description, group), grammar
     )
-    return Tool(kind="custom", name=wire.name, namespace=group.name if group else None, spec=spec)
+    return Tool(
+        kind="custom",
+        name=wire.name,
+        namespace=group.name if group else None,
+        spec=spec,
+        param=field_path(at),
+    )
 
 
 def _checked_name(name: str, at: Path, group: _Namespace | None) -> str:
@@ -252,7 +266,7 @@ def _builtin(kind: str, raw: Any, at: Path) -> Declared:
             description=wire.description or spec.description,
             parameters=parameters or spec.parameters,
         )
-    return Tool(kind=kind, name=kind, spec=spec)
+    return Tool(kind=kind, name=kind, spec=spec, param=field_path(at))
 
 
 def _wrong(at: Path, text: str) -> SchemaValidationFailed:
@@ -285,7 +299,7 @@ def offer(
             param=param,
         )
     offered = tuple(tool for tool in declared if isinstance(tool, Tool))
-    tools.check_unique([tool.spec for tool in offered], "tools")
+    tools.check_unique((tool.param, tool.spec) for tool in offered)
     if isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
         offered, mode = _allowed(offered, tool_choice)
         tool_choice = mode

@@ -9,7 +9,7 @@ Source: Chat Completions, section 8 ("Tools"); error catalogue, "Request validat
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from schemas.errors import (
@@ -70,18 +70,19 @@ def check_parameters(schema: Any, param: str) -> dict[str, Any] | None:
     return schema
 
 
-def check_unique(tools: Sequence[ToolSpec], param: str) -> None:
+def check_unique(tools: Iterable[tuple[str, ToolSpec]]) -> None:
     """No two tools have one name.
+
+    Args:
+        tools: Each with the place where the request has it.
 
     Raises:
         InvalidTool: Two have.
     """
     seen: set[str] = set()
-    for index, tool in enumerate(tools):
+    for param, tool in tools:
         if tool.name in seen:
-            raise InvalidTool(
-                f"`{param}[{index}]` has the name of another tool.", param=f"{param}[{index}]"
-            )
+            raise InvalidTool(f"`{param}` has the name of another tool.", param=param)
         seen.add(tool.name)
 
 

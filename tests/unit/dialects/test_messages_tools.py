@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ingress.dialects.profile import OFFICIAL
+from schemas.errors import RequestError
 from schemas.message import ToolChoice, ToolSpec
 from tests.unit.dialects.test_messages_request import SHAPE, VALUE, prompt, refused
 
@@ -125,7 +126,11 @@ def test_a_computer_tells_the_size_of_its_screen() -> None:
 
 
 def test_a_set_of_tools_that_only_its_server_knows_is_left_out() -> None:
-    assert offered({"type": "mcp_toolset", "mcp_server_name": "x"}, CLOCK) == offered(CLOCK)
+    unknown = {"type": "mcp_toolset", "mcp_server_name": "x"}
+    assert offered(unknown, CLOCK) == offered(CLOCK)
+    with pytest.raises(RequestError) as caught:
+        offered(unknown, CLOCK, CLOCK)
+    assert (caught.value.code, caught.value.param) == ("invalid_tool", "tools[2]")
 
 
 @pytest.mark.rule("messages.tool-choice", "messages.parallel-calls")

@@ -167,9 +167,14 @@ def test_definitions_that_are_refused(tool: Any, code: str, param: str) -> None:
 
 @pytest.mark.rule("responses.bad-tools")
 def test_names_are_unique_as_the_model_sees_them() -> None:
-    for tools in ([FUNCTION, FUNCTION], [GROUP, {**FUNCTION, "name": "crm__find"}]):
-        code, _ = refusal(tools=tools)
-        assert code == "invalid_tool"
+    taken = {**FUNCTION, "name": "crm__find"}
+    for tools, profile, param in (
+        ([FUNCTION, FUNCTION], WAFER, "tools[1]"),
+        ([GROUP, taken], WAFER, "tools[1]"),
+        ([taken, GROUP], WAFER, "tools[1].tools[0]"),
+        ([{"type": "mcp"}, FUNCTION, FUNCTION], OFFICIAL, "tools[2]"),
+    ):
+        assert refusal(profile=profile, tools=tools) == ("invalid_tool", param)
 
 
 def test_a_model_without_tools_gets_none() -> None:
