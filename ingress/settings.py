@@ -21,8 +21,7 @@ class TimeLimits(BaseModel):
         last_words_s: How long a worker that seems lost has to show that it is not.
         total_s: The whole request.
         commit_after_accept_s: A stream's status line leaves this long after a worker accepted the
-            Job, or with the first token, whichever comes first. A worker may need most of it to
-            find that a grammar does not compile, which then still is a proper HTTP error.
+            Job, or with the first token, whichever comes first.
         commit_s: It leaves this long after arrival in any case.
         keep_alive_s: Silence after which a stream gets a sign of life.
         write_s: How long a reader may take nothing before the stream is given up.
@@ -37,7 +36,7 @@ class TimeLimits(BaseModel):
     stall_s: float = Field(default=60.0, gt=0)
     last_words_s: float = Field(default=2.0, gt=0)
     total_s: float = Field(default=3600.0, gt=0)
-    commit_after_accept_s: float = Field(default=5.0, ge=0)
+    commit_after_accept_s: float = Field(default=1.0, ge=0)
     commit_s: float = Field(default=10.0, ge=0)
     keep_alive_s: float = Field(default=15.0, gt=0)
     write_s: float = Field(default=60.0, gt=0)

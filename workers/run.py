@@ -231,6 +231,10 @@ class _Run:
         lengths = [await self._length(prompt) for prompt in prompts]
         requests = self._requests(prompts, lengths, reasoning_open)
         self._input_tokens = sum(lengths)
+        for request in requests[:: job.sampling.n]:
+            await self._engine.check(request)
+        if delivery.cancelled.is_set():
+            return "cancelled"
         self.send((Accepted(self._runner.worker_id, self._input_tokens),))
         if isinstance(job.prompt, TokenPrompt) and job.prompt.echo:
             self._echoes = await self._decode(prompts)

@@ -9,9 +9,9 @@ import httpx
 import orjson
 import pytest
 
-from schemas.errors import ServerShuttingDown
+from schemas.errors import InvalidGrammar, ServerShuttingDown
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack, until
-from workers.engines import sglang_grammar
+from workers.engines.base import EngineRequest
 from workers.engines.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -95,9 +95,38 @@ async def test_headers_leave_before_a_late_first_token() -> None:
         assert b'"role":"assistant"' in first
 
 
+class SlowToRefuse(ScriptedEngine):
+    """Takes its time to find out that it cannot run a request."""
+
+    def __init__(self) -> None:
+        super().__init__(served_id=MODEL)
+        self.checking, self.found = asyncio.Event(), asyncio.Event()
+
+    async def check(self, request: EngineRequest) -> None:
+        self.checking.set()
+        await self.found.wait()
+        raise InvalidGrammar("The grammar could not be compiled.")
+
+
 @pytest.mark.rule("structured.limits")
-def test_the_status_line_waits_for_a_grammar_that_compiles_slowly() -> None:
-    assert TimeLimits().commit_after_accept_s > sglang_grammar.TIME_LIMIT_S
+async def test_the_status_line_waits_for_what_the_engine_refuses() -> None:
+    engine = SlowToRefuse()
+    async with memory_stack(engine, limits=TimeLimits(commit_after_accept_s=0)) as stack:
+        answer = asyncio.create_task(post(stack, "hi", stream=True))
+        await engine.checking.wait()
+        engine.found.set()
+        assert (await answer).status_code == 400
+
+
+async def test_a_client_that_leaves_during_the_check_is_forgotten() -> None:
+    engine = SlowToRefuse()
+    async with memory_stack(engine) as stack:
+        answer = asyncio.create_task(post(stack, "hi", stream=True))
+        await engine.checking.wait()
+        answer.cancel()
+        await until(lambda: stack.services.admission.in_flight == 0)
+        engine.found.set()
+        await until(lambda: stack.consumers[0].info().running == 0)
 
 
 async def test_a_failure_just_after_accepting_is_still_an_http_error() -> None:

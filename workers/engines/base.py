@@ -169,6 +169,14 @@ class Engine(Protocol):
         """Requests it runs at once; more are queued inside it."""
         ...
 
+    async def check(self, request: EngineRequest) -> None:
+        """Refuse what can be refused without generating. May take seconds.
+
+        Raises:
+            RequestError: The engine cannot run the request (bad grammar, too long).
+        """
+        ...
+
     def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice. The last chunk has `finish`.
 

@@ -298,6 +298,9 @@ class ScriptedEngine:
     async def running(self) -> int:
         return len(self._running)
 
+    async def check(self, request: EngineRequest) -> None:
+        """Nothing is known before it runs."""
+
     async def abort(self, engine_request_id: str) -> None:
         if running := self._running.get(engine_request_id):
             running.abort()

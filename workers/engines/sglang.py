@@ -199,6 +199,14 @@ class SglangEngine:
         if state is not None and state.dispatched:
             self._manager.abort_request(running.rid)
 
+    async def check(self, request: EngineRequest) -> None:
+        """Refuse what SGLang cannot run, and a constraint that its scheduler could not bear."""
+        check(request, self._facts)
+        if request.constraint is None or self._grammars is None:
+            return
+        if not await self._grammars.passes(*grammar(request.constraint)):
+            raise refused_constraint(request.job)
+
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice.
 
@@ -206,13 +214,11 @@ class SglangEngine:
             RequestError: The request cannot be run, or its grammar does not compile.
             GenerationFailed: SGLang failed it.
         """
-        check(request, self._facts)
+        await self.check(request)
         running = self._running[request.engine_request_id] = _Running(request.engine_request_id)
         choice = _Choice(request, self._facts, self._tokenizer, self._bytes)
         outputs = None
         try:
-            if request.constraint is not None:
-                await self._try_out(request)
             pictures = await self._pictures(request)
             if running.aborted:
                 yield EngineChunk(finish=EngineFinish(reason="abort"))
@@ -266,12 +272,6 @@ class SglangEngine:
         if tokens is not None:
             check_length(tokens, request.max_tokens, self._facts)
         return await asyncio.to_thread(self._vision.open, images)
-
-    async def _try_out(self, request: EngineRequest) -> None:
-        """Refuse a constraint that SGLang's scheduler could not bear."""
-        assert request.constraint is not None
-        if self._grammars and not await self._grammars.passes(*grammar(request.constraint)):
-            raise refused_constraint(request.job)
 
     async def _warm_up(self) -> None:
         job = Job(

@@ -11,12 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
 
-from schemas.errors import GenerationTimeout, ModelUnavailable, ServingError
+from schemas.errors import (
+    ContextLengthExceeded,
+    GenerationTimeout,
+    ModelRequestRejected,
+    ModelUnavailable,
+    ServingError,
+)
 from schemas.model_card import Capabilities, ModelCard
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 from workers.engines.sse_reader import SseReader
@@ -199,17 +205,20 @@ class UpstreamEngine:
             await self._session.close()
             self._session = None
 
+    async def check(self, request: EngineRequest) -> None:
+        """Nothing is known before it runs."""
+
     async def abort(self, engine_request_id: str) -> None:
         if exchange := self._exchanges.get(engine_request_id):
             exchange.abort()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice; see `Engine.generate`."""
-        body = msgspec.json.encode(request_body(request, self._model))
+        body = request_body(request, self._model)
         reply = ReplyReader(request)
         exchange = self._exchanges[request.engine_request_id] = _Exchange()
         try:
-            response = await self._post(exchange, body)
+            response = await self._begin(exchange, request, body)
             sse = SseReader()
             wait = self._timeouts.first_byte_s
             while received := await self._next(exchange, response, reply, wait):
@@ -246,6 +255,24 @@ class UpstreamEngine:
             return await exchange.within(wait, response.content.readany)
         except ServingError:
             return b""  # the answer is whole; only its usage or its farewell is missing
+
+    async def _begin(
+        self, exchange: _Exchange, request: EngineRequest, body: dict[str, Any]
+    ) -> aiohttp.ClientResponse:
+        """The beginning of an answer.
+
+        Only the upstream can count the prompt. So a limit that may be dropped is dropped when the
+        request is refused, whatever the upstream says about why.
+        """
+        try:
+            return await self._post(exchange, msgspec.json.encode(body))
+        except (ContextLengthExceeded, ModelRequestRejected):
+            if request.job.sampling.limit.fallback_tokens is None:
+                raise
+            if exchange.response is not None:
+                exchange.response.close()
+        del body["max_tokens"]
+        return await self._post(exchange, msgspec.json.encode(body))
 
     async def _post(self, exchange: _Exchange, body: bytes) -> aiohttp.ClientResponse:
         assert self._session is not None, "started"

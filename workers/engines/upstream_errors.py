@@ -21,6 +21,7 @@ from schemas.errors import (
 
 
 class _ErrorDetail(msgspec.Struct):
+    message: Any = None
     type: Any = None
     code: Any = None
     param: Any = None
@@ -29,6 +30,10 @@ class _ErrorDetail(msgspec.Struct):
 class _ErrorBody(_ErrorDetail):
     error: Any = None
 
+
+_OVERFLOW_NAMES: Final = ("context_length_exceeded", "exceed_context_size_error")
+_OVERFLOW_TEXT: Final = re.compile(r"context (length|size|window)", re.IGNORECASE)
+"""What servers say that have no name for a prompt that is too long, and no other error says."""
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
@@ -46,10 +51,12 @@ def refusal(status: int, body: bytes, retry_after: str | None = None) -> Serving
         if (value := getattr(detail, name)) is not None and _IDENTIFIER.fullmatch(str(value))
     }
     diagnostic = f"upstream answered {status} {names}"
-    if names.get("code") == "context_length_exceeded":
+    if any(name in _OVERFLOW_NAMES for name in names.values()):
         return ContextLengthExceeded(diagnostic=diagnostic)
     match status:
         case 400 | 413 | 422:
+            if _OVERFLOW_TEXT.search(str(detail.message)):
+                return ContextLengthExceeded(diagnostic=diagnostic)
             return ModelRequestRejected("The model rejected the request.", diagnostic=diagnostic)
         case 429 | 503 | 529:
             seconds = int(retry_after) if retry_after and retry_after.isdecimal() else None
