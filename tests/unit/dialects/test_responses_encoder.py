@@ -365,6 +365,7 @@ def test_usage_has_the_totals_and_their_details() -> None:
     assert found[0]["response"]["usage"]["total_tokens"] == 0
 
 
+@pytest.mark.rule("responses.full-object")
 def test_the_clock_says_when_it_was_complete() -> None:
     found = stream(encoder(), *STOP)
     times = [event["response"]["completed_at"] for event in found]
@@ -413,6 +414,7 @@ def test_a_failure_in_a_call_of_the_clients_own_tool_shows_it_as_a_function_call
     assert (item["type"], item["status"]) == ("function_call", "incomplete")
 
 
+@pytest.mark.rule("responses.failed")
 def test_a_failed_reply_tells_what_had_been_used() -> None:
     error, usage = WorkerFailed("Lost.").info(), Usage(6, 0, 2, 0)
     for frames in (encoder().feed(Failed(error, usage)), encoder().fail(error, usage)):
