@@ -191,7 +191,11 @@ async def engine(connect: Connect) -> UpstreamEngine:
 
 
 def request(
-    id: str = "r", *, prompt: Prompt | None = None, stop: tuple[str, ...] = ()
+    id: str = "r",
+    *,
+    prompt: Prompt | None = None,
+    stop: tuple[str, ...] = (),
+    limit: OutputLimit | None = None,
 ) -> EngineRequest:
     hi = Message(role="user", parts=(TextPart(text="hi"),))
     job = Job(
@@ -199,7 +203,7 @@ def request(
         model="ours",
         prompt=prompt or ChatPrompt(messages=(hi,)),
         sampling=SamplingParams(
-            limit=OutputLimit(max_tokens=64), stop=StopConditions(strings=stop)
+            limit=limit or OutputLimit(max_tokens=64), stop=StopConditions(strings=stop)
         ),
         created_at=0.0,
         deadline=1e12,
@@ -388,6 +392,25 @@ class TestFailures:
         assert failure.diagnostic == f"upstream answered {status} {{'type': 't'}}"
         assert failure.retry_after_s == (3 if error is ModelOverloaded else None)
         assert len(upstream.bodies) == 1
+
+    @pytest.mark.rule("chat.limit-retried")
+    async def test_a_limit_that_may_be_dropped_is_when_the_request_is_refused(
+        self, upstream: Upstream, engine: UpstreamEngine
+    ) -> None:
+        answer = upstream.play
+
+        async def play(request: web.Request) -> web.StreamResponse:
+            if "max_tokens" in upstream.bodies[-1]:
+                return web.json_response({"error": {"message": "too much"}}, status=400)
+            return await answer(request)
+
+        upstream.play = play
+        limit = OutputLimit(max_tokens=64, fallback_tokens=32)
+        assert deltas(await collect(engine, request(limit=limit))) == ANSWER
+        first, second = upstream.bodies
+        assert {"max_tokens": 64, **second} == first
+        await self.expect(engine, ModelRequestRejected)  # of one that may not, there is one try
+        assert len(upstream.bodies) == 3
 
     async def test_silence_before_the_answer(self, upstream: Upstream, connect: Connect) -> None:
         engine = await connect(first_byte_s=0.05)

@@ -579,6 +579,14 @@ class TestFailures:
             ({"error": "secret"}, GenerationFailed),
             ({"error": {"message": "secret", "code": None}}, GenerationFailed),
             ({"object": "error", "message": "secret", "code": 400}, ModelRequestRejected),
+            (
+                {"object": "error", "code": 400, "message": "secret: maximum context length is 9"},
+                ContextLengthExceeded,
+            ),
+            (
+                {"error": {"code": 400, "type": "exceed_context_size_error"}},
+                ContextLengthExceeded,
+            ),
         ],
     )  # fmt: skip
     def test_error_records(self, body: Any, error: type[ServingError]) -> None:
