@@ -219,7 +219,7 @@ class Media:
         """
         if url.scheme != "https" or not url.raw_host:
             raise UnsupportedValue(
-                "An image must be given as a data URI or as a public https URL.", param=link.param
+                "An image must be sent inline as base64 or as a public https URL.", param=link.param
             )
         if url.raw_user is not None or url.raw_password is not None:
             raise UnsupportedValue(
