@@ -44,11 +44,16 @@ log = structlog.get_logger()
     "--grace",
     "grace_s",
     env="GRACE",
-    type=float,
+    type=click.FloatRange(min=0),
     default=30.0,
     help="Seconds that running requests may go on after SIGTERM.",
 )
-@option("--metrics-port", env="METRICS_PORT", type=int, help="Serve Prometheus metrics there.")
+@option(
+    "--metrics-port",
+    env="METRICS_PORT",
+    type=click.IntRange(0, 65535),
+    help="Serve Prometheus metrics there.",
+)
 @option(
     "--metrics-host",
     env="METRICS_HOST",
