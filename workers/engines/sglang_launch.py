@@ -82,6 +82,8 @@ async def shut_down(launched: Launched) -> None:
     await asyncio.get_running_loop().run_in_executor(launched.thread, _end_processes, engine)
     manager.recv_from_detokenizer.close(linger=0)
     manager.send_to_scheduler.close(linger=0)
+    if engine.send_to_rpc is not None:
+        engine.send_to_rpc.close(linger=0)
     launched.thread.shutdown(wait=False)
 
 
