@@ -1,6 +1,7 @@
-"""From a Job to its prompt: the one way, taken for generating and for counting alike.
+"""From a Job to its prompt, and to the tokens that may follow it.
 
-So a count is what generating will report. Must not know what the prompt is wanted for.
+There is one way for generating and for counting, so a count is what generating will report. Must
+not know what the prompt is wanted for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Final
 
 import msgspec
 
+from schemas.errors import ContextLengthExceeded, ContextOverflow
 from schemas.job import ChatPrompt, Job
+from schemas.sampling import OutputLimit
 from workers.engines.base import Engine, SeeingEngine, Tokenizer
 from workers.render import rendered_images
 
@@ -51,3 +54,24 @@ async def length(engine: Engine, job: Job, prompt_ids: tuple[int, ...]) -> int |
     if isinstance(engine, SeeingEngine) and rendered_images(job):
         return await asyncio.to_thread(engine.prompt_tokens, job, prompt_ids)
     return len(prompt_ids)
+
+
+def fit_output_limit(limit: OutputLimit, prompt_tokens: int, context_length: int) -> int:
+    """Tokens that may be generated after a prompt of this length.
+
+    Raises:
+        ContextLengthExceeded: The prompt, or the prompt and a limit that may not be lowered, do
+            not fit the window.
+    """
+    room = context_length - prompt_tokens
+    if limit.max_tokens <= room:
+        return min(limit.max_tokens + limit.headroom, room)
+    if limit.fallback_tokens is not None and room > 0:
+        return min(limit.fallback_tokens, room)
+    raise ContextLengthExceeded(
+        ContextOverflow(
+            prompt_tokens=prompt_tokens,
+            output_tokens=limit.max_tokens if limit.fallback_tokens is None else 0,
+            context_length=context_length,
+        )
+    )

@@ -34,15 +34,13 @@ from schemas.delta import (
     Usage,
 )
 from schemas.errors import (
-    ContextLengthExceeded,
-    ContextOverflow,
     EndpointNotSupported,
     GenerationFailed,
     ModelOverloaded,
     ServingError,
 )
 from schemas.job import ChatPrompt, TokenPrompt
-from schemas.sampling import Constraint, OutputLimit
+from schemas.sampling import Constraint
 from schemas.transport.base import Delivery
 from workers.constraint import calls_allowed, effective_constraint
 from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineRequest
@@ -53,7 +51,7 @@ from workers.parsing.pipeline import ChoiceParser, build_parser
 from workers.parsing.reasoning import REASONING_FORMATS
 from workers.parsing.tools import ToolFormat
 from workers.pending_logprobs import PendingLogprobs
-from workers.prompt import length, render
+from workers.prompt import fit_output_limit, length, render
 from workers.repetition import until_repeating
 from workers.token_report import TokenReport
 
@@ -72,27 +70,6 @@ _FINISH = {
 
 class _Cancelled(Exception):
     """Nobody waits for this reply any more."""
-
-
-def fit_output_limit(limit: OutputLimit, prompt_tokens: int, context_length: int) -> int:
-    """Tokens that may be generated after a prompt of this length.
-
-    Raises:
-        ContextLengthExceeded: The prompt, or the prompt and a limit that may not be lowered, do
-            not fit the window.
-    """
-    room = context_length - prompt_tokens
-    if limit.max_tokens <= room:
-        return min(limit.max_tokens + limit.headroom, room)
-    if limit.fallback_tokens is not None and room > 0:
-        return min(limit.fallback_tokens, room)
-    raise ContextLengthExceeded(
-        ContextOverflow(
-            prompt_tokens=prompt_tokens,
-            output_tokens=limit.max_tokens if limit.fallback_tokens is None else 0,
-            context_length=context_length,
-        )
-    )
 
 
 class Runner:

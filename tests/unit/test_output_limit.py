@@ -6,7 +6,7 @@ import pytest
 
 from schemas.errors import ContextLengthExceeded
 from schemas.sampling import OutputLimit
-from workers.run import fit_output_limit
+from workers.prompt import fit_output_limit
 
 
 @pytest.mark.rule("chat.headroom")

@@ -12,12 +12,11 @@ from schemas.message import ImagePart, Message, Role, TextPart, ToolCall, ToolCh
 from schemas.model_card import ReasoningSupport
 from schemas.sampling import OutputLimit, SamplingParams
 from tests import tiny_model
+from workers.control_text import has_output_marker, special_texts
 from workers.render import (
     ChatRenderer,
-    has_output_marker,
     knows_tools,
     reasoning_support,
-    special_texts,
 )
 from workers.token_bytes import TokenBytes
 

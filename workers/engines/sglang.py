@@ -23,6 +23,7 @@ from schemas.job import Job, TokenPrompt
 from schemas.model_card import Capabilities, EngineAccess, ModelCard
 from schemas.sampling import OutputLimit, SamplingParams
 from workers.constraint import refused_constraint
+from workers.control_text import has_output_marker, special_texts
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 from workers.engines.sglang_grammar import GrammarTrial
 from workers.engines.sglang_launch import Launched, launch, shut_down
@@ -37,11 +38,9 @@ from workers.engines.sglang_request import (
 from workers.engines.sglang_vision import Vision
 from workers.render import (
     ChatRenderer,
-    has_output_marker,
     knows_tools,
     reasoning_support,
     rendered_images,
-    special_texts,
 )
 from workers.token_bytes import TokenBytes
 
