@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, NoReturn
 
-from ingress import json_schema
 from ingress.dialects import envelope, response_format
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
@@ -20,6 +19,7 @@ from ingress.dialects.completions_encoder import CompletionEncoder
 from ingress.dialects.completions_request import CompletionRequest
 from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.validation import validate
+from schemas import json_schema
 from schemas.errors import (
     ContextLengthExceeded,
     ContextOverflow,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from ingress import json_schema
 from ingress.dialects import messages_errors, wire_json
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
@@ -31,6 +30,7 @@ from ingress.dialects.sampling_fields import top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.dialects.validation import validate
+from schemas import json_schema
 from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Job, Reasoning
 from schemas.model_card import ModelCard

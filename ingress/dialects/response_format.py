@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, Tag, model_validator
 
-from ingress import json_schema
 from ingress.dialects.validation import (
     STRING_OR_OBJECT,
     Entries,
@@ -24,6 +23,7 @@ from ingress.dialects.validation import (
     by_field,
     check_depth,
 )
+from schemas import json_schema
 from schemas.errors import UnsupportedParameter, UnsupportedValue
 from schemas.model_card import Capabilities
 from schemas.sampling import Constraint, Ebnf, JsonObject, JsonSchema, Regex, StructuralTag

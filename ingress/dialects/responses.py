@@ -30,9 +30,9 @@ from ingress.dialects.responses_tools import Offer, Tool, offer, searches
 from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
-from ingress.json_schema import enforceable
 from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Effort, Job, Reasoning
+from schemas.json_schema import enforceable
 from schemas.model_card import Capabilities, ModelCard
 from schemas.sampling import (
     Constraint,

@@ -20,7 +20,6 @@ PACKAGES = ("schemas", "ingress", "workers")
 PURE = (
     "schemas/",
     "ingress/dialects/",
-    "ingress/json_schema.py",
     "ingress/batch/lifecycle.py",
     "workers/parsing/",
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ingress.json_schema import enforceable
+from schemas.json_schema import enforceable
 from schemas.message import ToolChoice
 from schemas.model_card import Capabilities
 from schemas.sampling import Constraint, Ebnf, JsonObject, JsonSchema, Regex, StructuralTag
