@@ -11,7 +11,6 @@ import inspect
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from schemas.message import ImageLink, ImagePart, Message, Part, TextPart, ToolC
 from schemas.model_card import ReasoningSupport
 from workers.control_text import ControlText, control_texts
 from workers.parsing.json_text import decoded
-from workers.turns import join_turns, merge_system, shows
+from workers.turns import merge_system, shows, simpler_forms
 
 _REASONING_OPENERS: Final = ("<think>", "<thinking>", "<thought>", "[THINK]", "<seed:think>")
 _EFFORT_VARIABLE: Final = re.compile(r"\breasoning_effort\b")
@@ -195,26 +194,33 @@ class ChatRenderer:
     ) -> str:
         """What the template says; of a simpler form of the conversation if it refuses this one.
 
-        Some templates refuse a second system message, others leave it out without a word; and some
-        want turns of user and assistant to alternate.
+        Some templates leave a second system message out without a word.
         """
-        later = [message for message in messages[1:] if message["role"] == "system"]
-        try:
-            text = self.render_text(messages, tools, options)
-        except Exception as error:
-            merged = merge_system(messages) if later else messages
-            for simpler in (merged, join_turns(merged)):
-                if simpler != messages:
-                    with suppress(Exception):
-                        return self.render_text(simpler, tools, options)
-            raise _refused(error) from error
+        text, taken = self._accepted(messages, tools, options)
+        later = [message for message in taken[1:] if message["role"] == "system"]
         if shows(text, later):
             return text
         try:
-            text_of_merged = self.render_text(merge_system(messages), tools, options)
+            text_of_merged = self.render_text(merge_system(taken), tools, options)
         except Exception:
             return text
         return text_of_merged if shows(text_of_merged, later) else text
+
+    def _accepted(
+        self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """What the template says, and of which form of the conversation.
+
+        Raises:
+            ModelRequestRejected: It refuses them all.
+        """
+        refusals = []
+        for form in simpler_forms(messages):
+            try:
+                return self.render_text(form, tools, options), form
+            except Exception as error:
+                refusals.append(error)
+        raise _refused(refusals[0]) from refusals[0]
 
     def render_text(
         self, messages: list[dict[str, Any]], tools: list[Any], options: dict[str, Any]

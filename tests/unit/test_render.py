@@ -354,12 +354,44 @@ def test_turns_of_one_speaker_are_joined_where_the_template_wants_them_to_altern
 
 def test_what_cannot_alternate_is_refused() -> None:
     call = ToolCall(id="1", name="f", arguments="{}")
-    for turns in (
-        [said("assistant", "a"), said("user", "b")],
-        [said("user", "a"), said("assistant", "b", tool_calls=(call,)), said("assistant", "c")],
-    ):
-        with pytest.raises(ModelRequestRejected):
-            with_template(ALTERNATING).render_chat(job(*turns))
+    turns = [said("user", "a"), said("assistant", "b", tool_calls=(call,)), said("assistant", "c")]
+    with pytest.raises(ModelRequestRejected):
+        with_template(ALTERNATING).render_chat(job(*turns))
+
+
+SHOWN = "{% for m in messages %}{{ m.role[0] + ':' + m.content + ';' }}{% endfor %}"
+NEEDS_USER = (
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('No user query found') }}{% endif %}"
+)
+NO_USER_AFTER_RESULTS = (
+    "{% for m in messages %}{% if m.role == 'user' and (loop.previtem or m).role == 'tool' %}"
+    "{{ raise_exception('Unexpected user after tool') }}{% endif %}{% endfor %}"
+)
+CALLED = said("assistant", None, tool_calls=(ToolCall(id="toolu_1", name="f", arguments="{}"),))
+RESULT = said("tool", "19", tool_call_id="toolu_1")
+
+
+@pytest.mark.parametrize(
+    ("rule", "spoken", "text"),
+    [
+        (NEEDS_USER, [said("system", "s")], "s:s;u:;"),
+        (NEEDS_USER, [said("system", "s"), CALLED, RESULT], "s:s;u:;a:;t:19;"),
+        (NEEDS_USER, [said("user", "a"), CALLED, RESULT, said("user", "b")], "u:a;a:;t:19;u:b;"),
+        (
+            NO_USER_AFTER_RESULTS,
+            [said("user", "a"), CALLED, RESULT, said("user", "b")],
+            "u:a;a:;t:19;a:OK.;u:b;",
+        ),
+        (ALTERNATING, [said("assistant", "a"), said("user", "b")], "u:;a:a;u:b;"),
+    ],
+)
+def test_turns_that_a_template_misses_are_put_in(
+    rule: str, spoken: list[Message], text: str
+) -> None:
+    renderer = with_template(rule if rule is ALTERNATING else rule + SHOWN)
+    ids, _ = renderer.render_chat(job(*spoken))
+    assert renderer.decode(ids) == text
 
 
 def test_what_the_template_refuses_is_the_callers_error() -> None:
