@@ -14,6 +14,7 @@ MAX_RECORD_BYTES: Final = 16 * 1024 * 1024
 """A longer line without an end is not an event stream."""
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class SseReader:
@@ -23,10 +24,11 @@ class SseReader:
     separators.
     """
 
-    __slots__ = ("_after_cr", "_data", "_line")
+    __slots__ = ("_after_cr", "_begun", "_data", "_line")
 
     def __init__(self) -> None:
         self._line = b""
+        self._begun = False  # a line has been read, so no mark of the byte order can come any more
         self._after_cr = False  # a LF that comes now belongs to a line end that has been seen
         self._data: list[bytes] = []
 
@@ -58,6 +60,9 @@ class SseReader:
         return records
 
     def _take(self, line: bytes, records: list[bytes]) -> None:
+        if not self._begun:
+            self._begun = True
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         if line.startswith(b"data:"):
             self._data.append(line[5:].removeprefix(b" "))
         elif not line and self._data:

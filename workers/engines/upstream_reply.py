@@ -81,12 +81,17 @@ _record: Final = msgspec.json.Decoder(_Record)
 
 _FINISH: Final = {
     "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "stop_sequence": "stop",
     "length": "length",
+    "model_length": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "content_filter": "content_filter",
     "abort": "abort",
 }
+"""By the API's words, and those of servers that keep their engine's own."""
 
 
 class ReplyReader:

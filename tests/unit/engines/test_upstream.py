@@ -234,6 +234,12 @@ class TestSse:
         assert records == SseReader().feed(wire)
         assert records == ['"ok 🧪! ď"'.encode(), b"b\nc", b"[DONE]"]
 
+    @pytest.mark.parametrize("cut", range(8))
+    def test_a_byte_order_mark_at_the_start_is_no_part_of_a_field(self, cut: int) -> None:
+        wire = "\ufeffdata: a\n\n\ufeffdata: b\n\ndata: c\n\n".encode()
+        sse = SseReader()
+        assert [*sse.feed(wire[:cut]), *sse.feed(wire[cut:])] == [b"a", b"c"]
+
 
 def record(delta: Any = None, finish: str | None = None, **extra: Any) -> bytes:
     choice = {"index": 0, "delta": delta or {}, "finish_reason": finish}
@@ -532,6 +538,10 @@ class TestToolCalls:
             ("tool_calls", False, "stop"),
             ("length", True, "length"),
             ("function_call", True, "tool_calls"),
+            ("eos", False, "stop"),
+            ("eos_token", True, "tool_calls"),
+            ("stop_sequence", False, "stop"),
+            ("model_length", False, "length"),
         ],
     )
     def test_finish_says_whether_there_are_calls(self, told: str, calls: bool, reason: str) -> None:
