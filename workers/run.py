@@ -156,9 +156,12 @@ class _Run:
         self._places = asyncio.Semaphore(max(1, runner.engine.slots // 2))
 
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Tokens so far. A part is never more than the whole, whatever an engine says."""
         return Usage(
-            self._input_tokens, self._cached_tokens, self._output_tokens, self._reasoning_tokens
+            self._input_tokens,
+            min(self._cached_tokens, self._input_tokens),
+            self._output_tokens,
+            min(self._reasoning_tokens, self._output_tokens),
         )
 
     def send(
@@ -304,6 +307,7 @@ class _Run:
             visible=chat is None or chat.reasoning.visible,
             stop=job.sampling.stop,
             template_stops=self._engine.template_stop_strings if chat else (),
+            turned_off=chat is not None and chat.reasoning.effort == "none",
             hidden_when_off=self._runner.hidden_reasoning
             and chat is not None
             and not chat.reasoning.enabled,
@@ -453,7 +457,8 @@ class _Run:
         if self._started:
             return ()
         self._started = True
-        return (Started(self._runner.worker_id, self._input_tokens, self._cached_tokens),)
+        usage = self.usage()
+        return (Started(self._runner.worker_id, usage.input_tokens, usage.cached_tokens),)
 
     def _report_of(self, choice: int) -> TokenReport | None:
         if not TokenReport.wanted(self._job):

@@ -123,6 +123,35 @@ async def test_the_engines_figures_are_told_everywhere(figures: Usage, profile: 
     assert [logged(line) for line in completed(lines)] == [figures] * 2 * len(CONVERSATIONS)
 
 
+@pytest.mark.parametrize("profile", ["wafer", "official"])
+async def test_a_part_is_never_more_than_the_whole(profile: str) -> None:
+    engine = Counting(
+        EngineChunk(
+            deltas=(ReasoningDelta(0, "four"),),
+            output_tokens=3,
+            reasoning_tokens=5,
+            input_tokens=9,
+            cached_tokens=16,
+        ),
+        EngineChunk(finish=EngineFinish(reason="stop")),
+    )
+    async with (
+        memory_stack(engine, profile=profile) as stack,
+        httpx.AsyncClient(base_url=stack.url) as http,
+    ):
+        for dialect in CONVERSATIONS:
+            for stream in (False, True):
+                body = request_to_play(dialect, think=True) | {"stream": stream}
+                if dialect == "chat" and stream:
+                    body["stream_options"] = {"include_usage": True}
+                response = await http.post(path_of(dialect), json=body)
+                read = read_stream if stream else read_body
+                usage = neutral(dialect, read(dialect, response.content).usage)
+                fresh = 0 if profile == "official" and dialect == "messages" else 9
+                thought = 0 if dialect == "messages" else 3
+                assert usage == Usage(fresh, 9, 3, thought)
+
+
 @pytest.mark.parametrize(
     "options",
     [
