@@ -17,6 +17,7 @@ from ingress.dialects.responses_items import (
     Content,
     Found,
     ImageInput,
+    Offered,
     Said,
     Turn,
 )
@@ -58,6 +59,8 @@ def conversation(
         messages.append(Message(role="system", parts=(TextPart(text=instructions),)))
     assistant: _AssistantTurn | None = None
     for turn in turns:
+        if isinstance(turn, Offered):
+            continue
         if not searches and (isinstance(turn, Found) or (isinstance(turn, Called) and turn.search)):
             continue
         if isinstance(turn, Said) and turn.untyped is not None and not profile.untyped_messages:

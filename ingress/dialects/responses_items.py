@@ -95,7 +95,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     at: tuple[int | str, ...]
 
 
-Turn: TypeAlias = Said | Called | Answered | Found
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """More tools, declared among the items.
+
+    Attributes:
+        tools: Definitions, not looked at yet.
+        at: Where the request has them.
+    """
+
+    tools: list[Any]
+    at: tuple[int | str, ...]
+
+
+Turn: TypeAlias = Said | Called | Answered | Found | Offered
 
 # --- Their wire forms ----------------------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class _Refusal(WireModel):
 
 SKIPPED: Final = frozenset(
     {
-        "additional_tools",
+        "agent_reasoning",
         "compaction",
         "compaction_summary",
         "compaction_trigger",
@@ -206,6 +218,11 @@ def _read(raw: Any, at: Path) -> Iterator[Turn]:
         raise _unsupported((*at, "type"), "must be a string")
     elif kind == "message":
         yield _message(raw, at)
+    elif kind == "agent_message":
+        # What another agent says to this one: someone else's words, as a user's are.
+        yield _message({**raw, "role": "user"}, at)
+    elif kind == "additional_tools":
+        yield from _more_tools(raw, at)
     elif kind in _READERS:
         yield _READERS[kind](raw, at)
     elif kind in _BUILTIN_CALLS:
@@ -217,6 +234,8 @@ def _read(raw: Any, at: Path) -> Iterator[Turn]:
 
 
 def _message(raw: dict[str, Any], at: Path, *, untyped: str | None = None) -> Said:
+    if raw.get("content", ()) is None:  # some clients write an empty message so
+        raw = {**raw, "content": []}
     wire = validate(_Message, raw, at)
     return Said(
         role="system" if wire.role == "developer" else wire.role,
@@ -278,6 +297,15 @@ def _patch_result(raw: dict[str, Any], at: Path) -> Answered:
     return Answered(call_id=wire.call_id, content=(text,))
 
 
+def _more_tools(raw: dict[str, Any], at: Path) -> Iterator[Offered]:
+    tools = raw.get("tools")
+    if tools is None:
+        return
+    if not isinstance(tools, list):
+        raise _wrong((*at, "tools"), "must be an array")
+    yield Offered(tools=tools, at=(*at, "tools"))
+
+
 def _search_result(raw: dict[str, Any], at: Path) -> Iterator[Found]:
     call_id, tools = raw.get("call_id"), raw.get("tools")
     if isinstance(call_id, str) and isinstance(tools, list):
@@ -321,7 +349,7 @@ def _read_part(raw: Any, at: Path) -> Iterator[str | ImageInput]:
             yield validate(_Text, raw, at).text
         case "refusal":
             yield validate(_Refusal, raw, at).refusal
-        case "summary_text" | "reasoning_text":
+        case "summary_text" | "reasoning_text" | "encrypted_content":
             return
         case "input_image":
             yield ImageInput(url=raw.get("image_url"), param=field_path((*at, "image_url")))

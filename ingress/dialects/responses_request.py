@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from pydantic import AfterValidator, Field, Tag, model_validator
 
-from ingress.dialects.responses_items import Found, Turn, read_input
+from ingress.dialects.responses_items import Found, Offered, Turn, read_input
 from ingress.dialects.responses_tools import Declared, Hosted, Tool, read_tools, searches
 from ingress.dialects.sampling_fields import (
     MinP,
@@ -122,7 +122,8 @@ class ResponsesRequest(msgspec.Struct, frozen=True):
     """A request for a response: its body, with items and tools read.
 
     Attributes:
-        tools: Those that the client's own searches have found, too.
+        tools: Those declared among the items, and those that the client's own searches have found,
+            too.
     """
 
     body: ResponsesBody
@@ -160,17 +161,20 @@ def read_request(body: Any) -> ResponsesRequest:
     """
     wire = validate(ResponsesBody, body)
     turns, tools = read_input(wire.input), read_tools(wire.tools or ())
+    tools += _more_tools(turns, tools, Offered)
     if searches(tools):
-        tools += _found_tools(turns, tools)
+        tools += _more_tools(turns, tools, Found)
     return ResponsesRequest(wire, turns, tools)
 
 
-def _found_tools(turns: Sequence[Turn], declared: Sequence[Declared]) -> tuple[Declared, ...]:
-    """Tools that searches have found and that are not declared anyway."""
+def _more_tools(
+    turns: Sequence[Turn], declared: Sequence[Declared], among: type[Offered | Found]
+) -> tuple[Declared, ...]:
+    """Tools that items of one kind bring and that are not declared anyway."""
     known = {tool.spec.name for tool in declared if isinstance(tool, Tool)}
     found: list[Declared] = []
     for turn in turns:
-        if isinstance(turn, Found):
+        if isinstance(turn, among):
             for tool in read_tools(turn.tools, turn.at):
                 if isinstance(tool, Hosted) or tool.spec.name not in known:
                     found.append(tool)

@@ -65,7 +65,8 @@ def test_roles() -> None:
 def test_content_is_a_string_or_parts() -> None:
     parts = (text("a\x00"), text("b", "output_text"), text("c", "text"))
     assert messages(message("user", *parts)) == (Message(role="user", parts=said("a\x00bc")),)
-    assert messages(message("user")) == (Message(role="user"),)
+    nothing = {"type": "message", "role": "user", "content": None}
+    assert messages(message("user")) == messages(nothing) == (Message(role="user"),)
     shown = ({"type": "refusal", "refusal": "No."}, text("hm", "reasoning_text"))
     assert messages(message("assistant", *shown)) == (Message(role="assistant", parts=said("No.")),)
 
@@ -104,6 +105,7 @@ def test_an_item_without_type_and_role_is_refused_by_both_profiles() -> None:
         "compaction_trigger",
         "configuration_update",
         "additional_tools",
+        "agent_reasoning",
         "ghost_snapshot",
         "tool_search_call",
         "tool_search_output",
@@ -117,6 +119,40 @@ def test_what_says_nothing_to_the_model_is_skipped(kind: str) -> None:
     # nor does it come between the calls of one turn
     turn = [call("a"), call("b"), result("a", "1"), result("b", "2")]
     assert messages(USER, turn[0], skipped, *turn[1:]) == messages(USER, *turn)
+
+
+@pytest.mark.rule("responses.additional-tools")
+def test_tools_among_the_items_are_offered() -> None:
+    group = {
+        "type": "namespace",
+        "name": "functions",
+        "tools": [{"type": "custom", "name": "exec"}],
+    }
+    more = {"type": "additional_tools", "role": "developer", "tools": [OWN, group]}
+    turn = [call("a"), more, call("b"), result("a", "1"), result("b", "2")]
+    found = prompt(input=[more, USER, *turn], tools=[OWN])
+    assert [tool.name for tool in found.tools] == ["own", "functions__exec"]
+    assert found.messages == messages(USER, turn[0], *turn[2:])
+    assert prompt(input=[USER, more], tool_choice="required").tool_choice.mode == "required"
+
+
+@pytest.mark.rule("responses.additional-tools")
+def test_bad_tools_among_the_items_are_refused_with_their_path() -> None:
+    for tools, param in (("own", "input[0].tools"), ([OWN, {}], "input[0].tools[1].type")):
+        with pytest.raises(RequestError) as caught:
+            messages({"type": "additional_tools", "tools": tools}, USER)
+        assert caught.value.param == param
+
+
+@pytest.mark.rule("responses.agent-message")
+def test_what_another_agent_says_is_a_users_turn() -> None:
+    heard = {
+        "type": "agent_message",
+        "author": "/root",
+        "recipient": "/root/b",
+        "content": [{"type": "encrypted_content", "encrypted_content": "x"}, text("Look.")],
+    }
+    assert messages(heard) == (Message(role="user", parts=said("Look.")),)
 
 
 @pytest.mark.rule("responses.unsupported-items")

@@ -72,7 +72,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     (item(type="message", role="wizard", content="x"), VALUE, "input[1].role"),
     (item(type="message", role="tool", content="x"), VALUE, "input[1].role"),
     (item(type="message", role="user"), SHAPE, "input[1].content"),
-    (item(type="message", role="user", content=None), SHAPE, "input[1].content"),
+    (item(type="message", role="user"), SHAPE, "input[1].content"),
     (item(type="message", role="user", content=5), SHAPE, "input[1].content"),
     (item(**{**CALL, "call_id": None}), SHAPE, "input[1].call_id"),
     (item(**{**CALL, "name": 5}), SHAPE, "input[1].name"),
