@@ -96,6 +96,10 @@ def _argument_text(value: Any) -> str:
     return value if value.strip() else "{}"
 
 
+def _text_only(value: Any) -> Any:
+    return value if isinstance(value, str) else None
+
+
 class CalledFunction(WireModel):
     """Name and arguments of an earlier call; an object is taken for its JSON text."""
 
@@ -143,20 +147,26 @@ class UserMessage(WireModel):
 
 
 class AssistantMessage(WireModel):
-    """A turn of the assistant, as we sent it or as the client made it up."""
+    """A turn of the assistant, as we sent it or as the client made it up.
+
+    Attributes:
+        reasoning: What other servers call `reasoning_content`. Anything but text has no effect.
+    """
 
     role: Literal["assistant"]
     content: AssistantContent | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: Annotated[str | None, BeforeValidator(_text_only)] = None
     tool_calls: Entries[CalledTool] | None = None
     function_call: CalledFunction | None = None
     name: str | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> AssistantMessage:
-        said = (self.content, self.refusal, self.reasoning_content, self.function_call)
-        if not self.tool_calls and all(saying is None for saying in said):
+        said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        silent = all(saying is None for saying in said)
+        if silent and not self.tool_calls and self.function_call is None:
             raise bad_shape("is required in a message without tool calls", field="content")
         return self
 
@@ -238,7 +248,7 @@ def _assistant(
     return Message(
         role="assistant",
         parts=parts,
-        reasoning=message.reasoning_content or None,
+        reasoning=message.reasoning_content or message.reasoning or None,
         tool_calls=tuple(calls),
         name=message.name,
     )

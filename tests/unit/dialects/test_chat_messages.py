@@ -47,6 +47,25 @@ def test_roles_and_parts() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fields", "reasoning"),
+    [
+        ({"reasoning": "thought"}, "thought"),
+        ({"reasoning_content": "thought", "reasoning": "thought"}, "thought"),
+        ({"reasoning_content": None, "reasoning": "thought"}, "thought"),
+        ({"reasoning": {"effort": "high"}}, None),
+        ({"reasoning": None}, None),
+    ],
+)
+def test_reasoning_may_come_back_under_its_other_name(
+    fields: dict[str, Any], reasoning: str | None
+) -> None:
+    (turn,) = messages({"role": "assistant", "content": "hm", **fields})
+    assert (turn.text, turn.reasoning) == ("hm", reasoning)
+    if reasoning:
+        assert messages({"role": "assistant", **fields})[0].reasoning == reasoning
+
+
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 def test_any_single_turn_is_served(role: Any) -> None:
     assert messages({"role": role, "content": "x"}) == (Message(role=role, parts=said("x")),)
