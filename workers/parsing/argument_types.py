@@ -45,13 +45,16 @@ class ArgumentTypes:
     """
 
     def __init__(self, tools: Sequence[ToolSpec], *, unknown: frozenset[str] = TEXT) -> None:
-        self._properties = {tool.name: _properties(tool.parameters or {}) for tool in tools}
+        self._schemas = {tool.name: tool.parameters or {} for tool in tools}
+        self._properties = {name: _properties(schema) for name, schema in self._schemas.items()}
         self._unknown = unknown
 
     def kinds(self, tool: str, argument: str) -> frozenset[str]:
         """The JSON types that an argument may have; empty for any."""
         schema = self._properties.get(tool, {}).get(argument)
-        return self._unknown if schema is None else _kinds(schema)
+        if schema is None:
+            return self._unknown
+        return _kinds(schema, _References(self._schemas[tool]))
 
 
 def as_json(text: str, kinds: frozenset[str]) -> str:
@@ -104,8 +107,29 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _kinds(schema: Any) -> frozenset[str]:
+class _References:
+    """Follows the references within one document, each once: they may go in circles."""
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._followed: set[str] = set()
+
+    def follow(self, reference: str) -> Any:
+        """What it points to; None if that is not in the document or has been followed before."""
+        if not reference.startswith("#/") or reference in self._followed:
+            return None
+        self._followed.add(reference)
+        found = self._document
+        for step in reference.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+def _kinds(schema: Any, references: _References) -> frozenset[str]:
     """The types that a schema allows; text if it does not say."""
+    while isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        schema = references.follow(schema["$ref"])
     if not isinstance(schema, dict):
         return TEXT
     kind = schema.get("type")
@@ -115,13 +139,14 @@ def _kinds(schema: Any) -> frozenset[str]:
         return frozenset(map(str, _list(kind)))
     for keyword in ("anyOf", "oneOf"):
         if branches := _list(schema.get(keyword)):
-            return frozenset().union(*map(_kinds, branches))
+            return frozenset().union(*(_kinds(branch, references) for branch in branches))
     if "const" in schema:
         return _kinds_of(schema["const"])
     if values := _list(schema.get("enum")):
         return frozenset().union(*map(_kinds_of, values))
     if branches := _list(schema.get("allOf")):
-        return frozenset.intersection(*map(_kinds, branches)) or TEXT
+        kinds = (_kinds(branch, references) for branch in branches)
+        return frozenset.intersection(*kinds) or TEXT
     if "properties" in schema:
         return frozenset({"object"})
     return frozenset({"array"}) if "items" in schema else TEXT

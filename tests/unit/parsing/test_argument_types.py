@@ -51,6 +51,34 @@ def test_a_value_becomes_what_its_schema_says(schema: Any, text: str, value: obj
     assert (decoded, type(decoded)) == (value, type(value))
 
 
+@pytest.mark.parametrize(
+    ("schema", "kinds"),
+    [
+        ({"$ref": "#/$defs/Place"}, {"object"}),
+        ({"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, {"object", "null"}),
+        ({"allOf": [{"$ref": "#/definitions/a~1b"}]}, {"integer"}),
+        ({"$ref": "#/$defs/Far"}, {"integer"}),
+        ({"$ref": "#/$defs/Loop"}, {"array", "string"}),
+        ({"$ref": "#/$defs/Own"}, {"string"}),
+        ({"$ref": "#/$defs/Missing"}, {"string"}),
+        ({"$ref": "https://example.com/schema"}, {"string"}),
+    ],
+)
+def test_references_within_the_schema_are_followed(schema: Any, kinds: set[str]) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": schema},
+        "definitions": {"a/b": {"type": "integer"}},
+        "$defs": {
+            "Place": {"type": "object"},
+            "Far": {"$ref": "#/definitions/a~1b"},
+            "Loop": {"anyOf": [{"type": "array"}, {"$ref": "#/$defs/Loop"}]},
+            "Own": {"$ref": "#/$defs/Own"},
+        },
+    }
+    assert ArgumentTypes([ToolSpec(name="f", parameters=parameters)]).kinds("f", "a") == kinds
+
+
 def test_arguments_that_no_schema_describes() -> None:
     anything = ArgumentTypes([ToolSpec(name="f")], unknown=frozenset())
     assert as_json("3", anything.kinds("f", "a")) == "3"
