@@ -33,6 +33,7 @@ def build_parser(
     visible: bool,
     stop: StopConditions,
     template_stops: tuple[str, ...],
+    turned_off: bool = False,
     hidden_when_off: bool = False,
     tool_format: ToolFormat | None = None,
     tools: Sequence[ToolSpec] = (),
@@ -48,6 +49,7 @@ def build_parser(
         visible: Reasoning is passed on; otherwise it is split off and dropped.
         stop: The caller's stop conditions.
         template_stops: Stop strings of the model's chat template.
+        turned_off: See `ReasoningSplitter`.
         hidden_when_off: See `ReasoningSplitter`; for requests with reasoning off only.
         tool_format: How the model writes calls; None where none may be made.
         tools: Those offered.
@@ -64,6 +66,7 @@ def build_parser(
         splitter = ReasoningSplitter(
             REASONING_FORMATS[reasoning_format],
             starts_inside=starts_inside,
+            turned_off=turned_off,
             hidden_when_off=hidden_when_off,
             call_markers=tool_format.markers if tool_format is not None else None,
         )

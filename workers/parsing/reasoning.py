@@ -39,7 +39,8 @@ class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         opening: The marker before reasoning, where the model writes it itself.
         closing: The marker after it.
-        always_open: Output starts inside reasoning whatever the prompt ends with.
+        always_open: Output starts inside reasoning whatever the prompt ends with, unless the
+            template was told to turn reasoning off.
     """
 
     opening: str = "<think>"
@@ -119,6 +120,7 @@ class ReasoningSplitter:
     Args:
         format: The model's markers.
         starts_inside: The prompt ends inside an open reasoning part.
+        turned_off: The template was told to turn reasoning off.
         hidden_when_off: For models that are known to think although they were told not to, without
             an opening marker. Text is held back until a closing marker shows that it was
             reasoning, or the end shows that it was the answer. Such answers do not stream.
@@ -141,12 +143,13 @@ class ReasoningSplitter:
         format: ReasoningFormat,
         *,
         starts_inside: bool,
+        turned_off: bool = False,
         hidden_when_off: bool = False,
         call_markers: tuple[str, str] | None = None,
     ) -> None:
         self._format = format
         self._calls = call_markers
-        self._inside = starts_inside or format.always_open
+        self._inside = starts_inside or (format.always_open and not turned_off)
         self._unsure = hidden_when_off
         self._state = _State.BEGINNING
         self._leading = True  # no reasoning has been passed on yet

@@ -13,10 +13,14 @@ def split(
     *chunks: str,
     format: ReasoningFormat = THINK,
     starts_inside: bool = False,
+    turned_off: bool = False,
     hidden_when_off: bool = False,
 ) -> tuple[str, str]:
     splitter = ReasoningSplitter(
-        format, starts_inside=starts_inside, hidden_when_off=hidden_when_off
+        format,
+        starts_inside=starts_inside,
+        turned_off=turned_off,
+        hidden_when_off=hidden_when_off,
     )
     outputs = [splitter.feed(chunk) for chunk in chunks]
     outputs.append(splitter.finish())
@@ -28,6 +32,15 @@ def test_prompt_that_opened_reasoning_needs_no_opening_marker() -> None:
         "We need 17*3=51",
         "51",
     )
+
+
+@pytest.mark.parametrize("name", ["deepseek-r1", "minimax", "qwen3-thinking"])
+def test_an_answer_is_an_answer_where_reasoning_was_turned_off(name: str) -> None:
+    format = REASONING_FORMATS[name]
+    assert split("It is 51.", format=format) == ("It is 51.", "")
+    assert split("It is", " 51.", format=format, turned_off=True) == ("", "It is 51.")
+    assert split("<think>hm</think>51", format=format, turned_off=True) == ("hm", "51")
+    assert split("hm</think>51", format=format, turned_off=True, starts_inside=True) == ("hm", "51")
 
 
 def test_opening_marker_is_swallowed_even_when_the_prompt_had_opened_it() -> None:
