@@ -54,9 +54,10 @@ class CallSequence:
     """Tool-call fragments, put into the order of the reply grammar: one call after the other.
 
     A fragment belongs to the call with its index. Where a server leaves the index out, or gives
-    every call the same, a new id together with a name begins a call. Names and ids repeated with
-    later fragments begin nothing. Fragments of a call wait until the calls before it are complete.
-    So must text that comes while a call is `unfinished`: arguments follow their call directly.
+    every call the same, a new id together with a name begins a call; where ids are left out, too, a
+    name after a call that is complete. Names and ids repeated with later fragments begin nothing.
+    Fragments of a call wait until the calls before it are complete. So must text that comes while a
+    call is `unfinished`: arguments follow their call directly.
     """
 
     def __init__(self, choice: int) -> None:
@@ -122,8 +123,9 @@ class CallSequence:
         if fragment.id and call.id:
             return call if fragment.id == call.id else None
         if fragment.index is not None:
-            return call
-        begins = name != call.name or (arguments != "" and call.complete())
+            begins = call.complete() and (name != call.name or arguments.strip() != "")
+        else:
+            begins = name != call.name or (arguments != "" and call.complete())
         return None if begins else call
 
     def _pass_on(self, *, all_calls: bool) -> list[PartDelta]:

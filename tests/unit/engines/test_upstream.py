@@ -442,6 +442,15 @@ class TestToolCalls:
                 id="neither index nor id",
             ),
             pytest.param(
+                [
+                    call(0, None, "a", ""),
+                    call(0, None, "a", '{"x":'),
+                    call(0, "", "", "1}"),
+                    call(0, "", "b", '{"y":2}'),
+                ],
+                id="every call at index 0 without id",
+            ),
+            pytest.param(
                 [call(0, "c0", "a", {"x": 1}), call(1, "c1", "b", {"y": 2})],
                 id="arguments as an object",
             ),
