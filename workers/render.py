@@ -20,6 +20,7 @@ from schemas.errors import ModelRequestRejected, UnsupportedValue
 from schemas.job import ChatPrompt, Effort, Job, Reasoning
 from schemas.message import ImageLink, ImagePart, Message, Part, TextPart, ToolCall, ToolSpec
 from schemas.model_card import ReasoningSupport
+from workers.call_ids import own_ids
 from workers.control_text import ControlText, control_texts
 from workers.parsing.json_text import decoded
 from workers.turns import merge_system, shows, simpler_forms
@@ -78,7 +79,7 @@ class ChatRenderer:
         """
         assert isinstance(job.prompt, ChatPrompt), "token prompts are not rendered"
         prompt = job.prompt
-        conversation = _results_of_calls(prompt.messages)
+        conversation = own_ids(_results_of_calls(prompt.messages), self.template)
         images = len(rendered_images(job))
         if images:
             text = self._text_with_images(prompt, conversation, images)

@@ -208,6 +208,33 @@ def test_arguments_that_are_not_json_stay_text(renderer: ChatRenderer, tokenizer
     assert '"arguments": {"city": }' in text_of(tokenizer, ids)
 
 
+def test_arguments_that_are_no_object_do_not_end_a_conversation() -> None:
+    renderer = with_template(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    )
+    calls = tuple(
+        ToolCall(id="1", name="f", arguments=text) for text in ('{"city": ', "[1]", '{"a": 1}')
+    )
+    ids, _ = renderer.render_chat(job(said("assistant", None, tool_calls=calls)))
+    assert renderer.decode(ids) == 'INVALID_JSON={"city": ;INVALID_JSON=[1];a=1;'
+
+
+def test_templates_get_ids_of_the_length_that_they_demand() -> None:
+    renderer = with_template(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('length 9') }}{% endif %}[TOOL_CALLS]{{ c.id }}{% endfor %}"
+        "{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}"
+    )
+    call = ToolCall(id="call_c5b76a367ad9406c8354ae14", name="f", arguments="{}")
+    ids, _ = renderer.render_chat(
+        job(said("assistant", None, tool_calls=(call,)), said("tool", "x", tool_call_id=call.id))
+    )
+    text = renderer.decode(ids)
+    assert text == f"[TOOL_CALLS]{text[-10:-1]}[{text[-10:-1]}]"
+
+
 @pytest.mark.parametrize("depth", [101, 300, 900, 1100, 100_000])
 @pytest.mark.parametrize(("opening", "closing"), [('{"a":', "}"), ("[", "]"), ('{"a":', "")])
 def test_arguments_that_nest_deeply_stay_text(
