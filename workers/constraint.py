@@ -72,7 +72,8 @@ def effective_constraint(
     constraint = _answer(job.sampling, prompt, tool_format)
     if constraint is None or reasoning_format is None or prompt.continue_last:
         return constraint
-    inside = reasoning_open or reasoning_format.always_open
+    turned_off = prompt.reasoning.effort == "none"
+    inside = reasoning_open or (reasoning_format.always_open and not turned_off)
     if inside or prompt.reasoning.enabled:
         return _after_reasoning(constraint, reasoning_format, inside=inside)
     return constraint

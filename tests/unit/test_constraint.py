@@ -165,15 +165,18 @@ def test_reasoning_comes_before_the_constraint(
 
 
 @pytest.mark.rule("structured.after-reasoning")
-def test_a_model_that_always_thinks_does_so_although_it_is_off() -> None:
-    constraint = effective(job(Regex(pattern="a"), effort="none"), reasoning="deepseek-r1")
+def test_a_model_that_always_thinks_does_so_unasked() -> None:
+    # One that cannot be told not to has no effort that is none.
+    constraint = effective(job(Regex(pattern="a"), effort=None), reasoning="deepseek-r1")
     assert lets_through(constraint, "Hm.</think>a")
 
 
 @pytest.mark.rule("structured.no-reasoning")
-@pytest.mark.parametrize("effort", [None, "none"])
-def test_without_reasoning_the_constraint_binds_at_once(effort: Any) -> None:
-    constraint = effective(job(JsonSchema(schema=PERSON), effort=effort), reasoning="qwen3")
+@pytest.mark.parametrize(
+    ("effort", "reasoning"), [(None, "qwen3"), ("none", "qwen3"), ("none", "qwen3-thinking")]
+)
+def test_without_reasoning_the_constraint_binds_at_once(effort: Any, reasoning: str) -> None:
+    constraint = effective(job(JsonSchema(schema=PERSON), effort=effort), reasoning=reasoning)
     assert lets_through(constraint, ADA)
     assert not lets_through(constraint, f"<think>Hm.</think>{ADA}")
 
