@@ -23,6 +23,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Final
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
@@ -342,8 +343,10 @@ def _parse(text: str, link: ImageLink, base: URL | None = None) -> URL:
 
 
 def _from_base64(data: str) -> bytes | None:
+    """Also what browsers read: wrapped lines, padding left out, and characters escaped for URLs."""
+    compact = "".join(unquote(data).split()).rstrip("=")
     try:
-        return base64.b64decode(data, validate=True)
+        return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
 

@@ -7,6 +7,7 @@ import base64
 import gzip
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -108,6 +109,24 @@ async def test_a_data_uri_reaches_the_model_as_the_file_it_holds(kind: str) -> N
         (job,) = engine.jobs
         assert isinstance(job.prompt, ChatPrompt)
         assert job.prompt.messages[0].parts[0] == TextPart(text="What is this?")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(base64.encodebytes(PNG).decode(), id="lines"),
+        pytest.param(base64.b64encode(PNG).decode().rstrip("="), id="no padding"),
+        pytest.param(quote(base64.b64encode(PNG).decode(), safe=""), id="escaped"),
+        pytest.param(f" {base64.b64encode(PNG).decode()}\r\n", id="around it"),
+    ],
+)
+@pytest.mark.rule("vision.data-uri")
+async def test_base64_is_read_as_browsers_read_it(written: str) -> None:
+    engine = Seeing()
+    async with memory_stack(engine) as stack:
+        answer = await chat(stack, f"data:image/png;charset=utf-8;base64,{written}")
+        assert answer.status_code == 200, answer.text
+        assert engine.images() == [ImagePart(media_type="image/png", data=PNG)]
 
 
 @pytest.mark.parametrize(
