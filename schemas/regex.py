@@ -5,7 +5,7 @@ boundaries, and anchors only where an alternative begins or ends. Some of these 
 but ignore, so an expression is read here first. The syntax is ECMAScript's, which JSON Schema
 names; groups may also be named the way Python does.
 
-The second thing here is `in_json_text`: within a JSON string some characters are escaped, and a
+The second thing here is `rows_in_json`: within a JSON string some characters are escaped, and a
 grammar works on the text with its escapes.
 
 Source: ECMA-262, section 22.2 (patterns); RFC 8259, section 7 (strings).
@@ -13,8 +13,9 @@ Source: ECMA-262, section 22.2 (patterns); RFC 8259, section 7 (strings).
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -37,6 +38,12 @@ _CONTROL_ESCAPES: Final = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B
 _ESCAPED_IN_JSON: Final[Ranges] = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
 _SHORT_ESCAPES: Final = {0x22: '"', 0x5C: "\\\\", 0x0A: "n", 0x0D: "r", 0x09: "t"}
 
+_SHORT_QUANTIFIERS: Final[dict[str, tuple[float, float]]] = {
+    "": (1, 1),
+    "?": (0, 1),
+    "*": (0, math.inf),
+    "+": (1, math.inf),
+}
 _QUANTIFIER: Final = re.compile(r"[*+?]|\{(\d{1,9})(?:(,)(\d{1,9})?)?\}")
 _GROUP: Final = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w{0,63}>|(?!\?))")
 _HEX: Final = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
@@ -62,6 +69,18 @@ class Item(msgspec.Struct, frozen=True):
     what: Ranges | Group
     quantifier: str
 
+    @property
+    def span(self) -> tuple[float, float]:
+        """How often they come at least and at most."""
+        if self.quantifier in _SHORT_QUANTIFIERS:
+            return _SHORT_QUANTIFIERS[self.quantifier]
+        least, comma, most = self.quantifier[1:-1].partition(",")
+        return int(least), int(most) if most else math.inf if comma else int(least)
+
+
+Row: TypeAlias = tuple[Item, ...]
+"""Items in a row that match all of a string."""
+
 
 class Alternative(msgspec.Struct, frozen=True):
     """Items in a row; `starts` and `ends` tell of `^` before and `$` after them."""
@@ -84,21 +103,26 @@ def parse(pattern: str) -> Group:
     return group
 
 
-def in_json_text(pattern: str) -> str:
-    """The expression for the inside of a JSON string all of whose value is matched.
-
-    JSON Schema's patterns may match anywhere in a string; the result says so itself.
+def whole_rows(pattern: str) -> list[Row]:
+    """The ways to match all of a string; JSON Schema's patterns may match anywhere in it.
 
     Raises:
         UnsupportedRegex: Decoding cannot enforce it.
     """
-    anything = f"{_in_json(_outside(()))}*"
-    return "|".join(
-        ("" if alternative.starts else anything)
-        + "".join(map(_item, alternative.items))
-        + ("" if alternative.ends else anything)
+    anything = Item(_ALL, "*")
+    return [
+        (
+            *(() if alternative.starts else (anything,)),
+            *alternative.items,
+            *(() if alternative.ends else (anything,)),
+        )
         for alternative in parse(pattern).alternatives
-    )
+    ]
+
+
+def rows_in_json(rows: Iterable[Row]) -> str:
+    """The expression for the inside of a JSON string whose value one of the rows matches."""
+    return "|".join("".join(map(_item, row)) for row in rows)
 
 
 def json_text_of_length(least: int, most: int | None) -> str:

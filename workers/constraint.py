@@ -29,7 +29,14 @@ from schemas.errors import (
 from schemas.job import ChatPrompt, Job
 from schemas.json_schema import enforceable
 from schemas.message import ToolChoice, ToolSpec
-from schemas.regex import UnsupportedRegex, in_json_text, json_text_of_length, parse
+from schemas.regex import (
+    UnsupportedRegex,
+    json_text_of_length,
+    parse,
+    rows_in_json,
+    whole_rows,
+)
+from schemas.regex_length import rows_of_length
 from schemas.sampling import (
     Constraint,
     Ebnf,
@@ -43,7 +50,6 @@ from workers.parsing.reasoning import ReasoningFormat
 from workers.parsing.tools import ToolFormat
 
 _MOST_WHITE_SPACE: Final = 1  # a model that is unsure can go on with line breaks for ever
-_LONGEST_PATTERN: Final = 256  # a pattern's compilation takes time that grows with its repetitions
 _MOST_LINE_BREAKS: Final = 3  # after reasoning; they belong to its marker
 
 
@@ -175,8 +181,8 @@ def _prepared(sampling: SamplingParams) -> Constraint | None:
 def in_json(schema: Any) -> Any:
     """An enforceable schema, its strings described as JSON text, where some characters are escaped.
 
-    XGrammar takes a pattern for the text between the quotation marks as it stands there, and lets
-    control characters through in strings of a given length.
+    XGrammar takes a pattern for the text between the quotation marks as it stands there. Of pattern
+    and length it enforces one, and lets control characters through in strings of a given length.
     """
     if isinstance(schema, list):
         return [in_json(entry) for entry in schema]
@@ -190,19 +196,20 @@ def in_json(schema: Any) -> Any:
             case "properties":
                 written[name] = {key: in_json(entry) for key, entry in value.items()}
             case "patternProperties":
-                written[name] = {in_json_text(key): in_json(entry) for key, entry in value.items()}
+                written[name] = {
+                    rows_in_json(whole_rows(key)): in_json(entry) for key, entry in value.items()
+                }
             case _:
                 written[name] = in_json(value)
     return written
 
 
 def _string_in_json(schema: Mapping[str, Any]) -> dict[str, Any]:
-    written = dict(schema)
+    written = {name: schema[name] for name in schema if name not in ("minLength", "maxLength")}
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if "pattern" in schema:
-        written["pattern"] = in_json_text(schema["pattern"])
-    elif (least or most) and max(least, most or 0) <= _LONGEST_PATTERN:
-        written = {name: schema[name] for name in schema if name not in ("minLength", "maxLength")}
+        written["pattern"] = rows_in_json(rows_of_length(schema["pattern"], least, most))
+    elif least or most is not None:
         written["pattern"] = json_text_of_length(least, most)
     return written
 

@@ -14,23 +14,30 @@ from typing import Any, Final
 
 from schemas.json_schema.conjunction import common_types
 from schemas.regex import UnsupportedRegex, parse
+from schemas.regex_length import LONGEST_COUNTED, rows_of_length
 
 _BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _INT64: Final = 2**63
-_INT32: Final = 2**31
 
 
 def string(own: Mapping[str, Any]) -> dict[str, Any] | None:
     least, most = own.get("minLength", 0), own.get("maxLength")
     if most is not None and least > most:
         return None
+    least = min(least, LONGEST_COUNTED)
+    most = most if most is not None and most <= LONGEST_COUNTED else None
     parts: dict[str, Any] = {"type": "string"}
     if "pattern" in own and is_enforceable(own["pattern"]):
-        # A pattern and a length cannot be enforced together; the pattern says more.
-        return {**parts, "pattern": own["pattern"]}
-    if 0 < least < _INT32:
+        parts["pattern"] = own["pattern"]
+        try:
+            rows = rows_of_length(own["pattern"], least, most)
+        except UnsupportedRegex:
+            return parts  # of the two, the pattern says more
+        if not rows:
+            return None
+    if least:
         parts["minLength"] = least
-    if most is not None and most < _INT32:
+    if most is not None:
         parts["maxLength"] = most
     return parts
 

@@ -256,7 +256,22 @@ def test_keywords_that_cannot_be_enforced_are_dropped(keywords: dict[str, Any]) 
     ("schema", "expected"),
     [
         ({**STRING, "pattern": "^a+$"}, {**STRING, "pattern": "^a+$"}),
-        ({**STRING, "pattern": "a", "minLength": 3}, {**STRING, "pattern": "a"}),
+        ({**STRING, "minLength": 300, "maxLength": 5000}, {**STRING, "minLength": 256}),
+        ({**STRING, "maxLength": 257}, STRING),
+        ({**STRING, "maxLength": 0}, {**STRING, "maxLength": 0}),
+        (
+            {**STRING, "maxLength": 5000, "pattern": "^a+$"},
+            {**STRING, "pattern": "^a+$"},
+        ),
+        (
+            {**STRING, "maxLength": 9, "pattern": "^a+$", "minLength": 3},
+            {**STRING, "pattern": "^a+$", "minLength": 3, "maxLength": 9},
+        ),
+        (
+            {**STRING, "pattern": "^a+(-a+)*$", "maxLength": 9},
+            {**STRING, "pattern": "^a+(-a+)*$"},
+        ),
+        ({"anyOf": [{**STRING, "pattern": "^aaa$", "maxLength": 2}, INTEGER]}, INTEGER),
         ({**STRING, "minLength": 2.0, "maxLength": 5}, {**STRING, "minLength": 2, "maxLength": 5}),
         (
             {**INTEGER, "minimum": 0.5, "exclusiveMaximum": 9},
