@@ -49,6 +49,10 @@ class ArgumentTypes:
         self._properties = {name: _properties(schema) for name, schema in self._schemas.items()}
         self._unknown = unknown
 
+    def names(self, tool: str) -> Sequence[str]:
+        """The arguments that a schema describes."""
+        return tuple(self._properties.get(tool, ()))
+
     def kinds(self, tool: str, argument: str) -> frozenset[str]:
         """The JSON types that an argument may have; empty for any."""
         schema = self._properties.get(tool, {}).get(argument)

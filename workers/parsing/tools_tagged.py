@@ -36,6 +36,8 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
         argument: The same of an argument.
         trimmed: Left out right after the opening and right before the closing of an argument.
         bare: A call may stand without its section.
+        unclosed: An argument may lack its closing tag. It then ends at the next line that opens
+            another argument of the tool, or that closes call and section.
     """
 
     section: tuple[str, str]
@@ -43,6 +45,7 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
     argument: tuple[str, str, str]
     trimmed: str = ""
     bare: bool = False
+    unclosed: bool = False
 
 
 class _TaggedArguments(TextReader):
@@ -59,8 +62,23 @@ class _TaggedArguments(TextReader):
         self._tool = tool
         self._count = 0
 
-    def argument(self, name: str, kinds: frozenset[str], end: str, trimmed: str = "") -> Step[bool]:
-        """Read a value up to its end; False if there is none."""
+    def argument(
+        self,
+        name: str,
+        kinds: frozenset[str],
+        end: str,
+        trimmed: str = "",
+        others: Sequence[str] = (),
+    ) -> Step[bool]:
+        """Read a value up to its end; False if there is none.
+
+        Args:
+            name: Of the argument.
+            kinds: What its value may be.
+            end: Its closing tag.
+            trimmed: Left out at both ends of the value.
+            others: What ends it, too, and is not read.
+        """
         self.accept()
         opening = "{" if self._count == 0 else ", "
         self._count += 1
@@ -70,13 +88,16 @@ class _TaggedArguments(TextReader):
         if kinds == TEXT:
             self.arguments('"')
             found = yield from self.streamed(
-                lambda text: self.arguments(string_piece(text)), end, trimmed=trimmed
+                lambda text: self.arguments(string_piece(text)), end, *others, trimmed=trimmed
             )
             self.arguments('"' if found else "")
-            return bool(found)
-        value, found = yield from self.until(end)
-        if found:  # what a value is that was cut off cannot be said
-            self.arguments(as_json(value.removesuffix(trimmed), kinds))
+        else:
+            value, found = yield from self.until(end, *others)
+            if found:  # what a value is that was cut off cannot be said
+                self.arguments(as_json(value.removesuffix(trimmed), kinds))
+        if found in others:
+            self._at -= len(found)
+            self.accept()
         return bool(found)
 
     def close(self) -> None:
@@ -147,7 +168,14 @@ class _TaggedReader(_TaggedArguments):
             self.broken()
             return False
         name, kinds = self.described(head)
-        return (yield from self.argument(name, kinds, end, self._tags.trimmed))
+        others = self._lines_after() if self._tags.unclosed else ()
+        return (yield from self.argument(name, kinds, end, self._tags.trimmed, others))
+
+    def _lines_after(self) -> Sequence[str]:
+        """The lines that may follow an argument."""
+        opening, after, _ = self._tags.argument
+        closing = f"\n{self._tags.call[2]}\n{self._tags.section[1]}"
+        return closing, *(f"\n{opening}{name}{after}" for name in self._types.names(self._tool))
 
     def described(self, head: str) -> tuple[str, frozenset[str]]:
         """Name and kinds of an argument, from what its opening tag says."""
@@ -177,6 +205,7 @@ QWEN3_CODER: Final = TaggedFormat(
         argument=("<parameter=", ">", "</parameter>"),
         trimmed="\n",
         bare=True,
+        unclosed=True,
     ),
     Calls(
         trigger="<tool_call>\n<function=",
@@ -300,9 +329,14 @@ class _GlmReader(_TaggedArguments):
     def _argument(self) -> Step[bool]:
         key, found = yield from self.until("</arg_key>", limit=_NAME_LIMIT)
         yield from self.space()
-        if not found or not (yield from self.expect("<arg_value>")):
+        if not found:
             self.broken()
             return False
+        # Models leave out the tag that opens the value now and then.
+        tag = yield from self.expect("<arg_value>", "<arg_key>", self._END)
+        if tag not in ("<arg_value>", ""):
+            self._at -= len(tag)  # and seldom the value: then there is no such argument
+            return True
         kinds = self._types.kinds(self._tool, key.strip())
         return (yield from self.argument(key.strip(), kinds, "</arg_value>"))
 
