@@ -186,8 +186,8 @@ ROWS: dict[str, Row] = {
         (call("stock", NASTY),), calls=(("stock", NASTY),), end="calls", parts=("call",)
     ),
     "a name nobody offered": Row(
-        (call("wetter_für_😀\u2028", '{"ort":"Köln"}'),),
-        calls=(("wetter_für_😀\u2028", '{"ort":"Köln"}'),),
+        (call("wetter_für\u2028_😀", '{"ort":"Köln"}'),),
+        calls=(("wetter_für\u2028_😀", '{"ort":"Köln"}'),),
         end="calls",
         parts=("call",),
     ),
