@@ -20,23 +20,33 @@ class PendingLogprobs:
         self._pending: list[TokenLogprob] = []
 
     def attach(
-        self, tokens: Sequence[TokenLogprob], parts: Sequence[PartDelta], *, in_answer: bool
+        self,
+        tokens: Sequence[TokenLogprob],
+        parts: Sequence[PartDelta],
+        *,
+        in_answer: bool,
+        kept_back: int = 0,
     ) -> Sequence[PartDelta]:
         """Hand the pending ones, and these, to the first text among `parts`.
 
         Tokens of reasoning, of calls and of their markers are left out: `in_answer` tells of these
-        tokens, and what was pending before them was a marker then.
+        tokens, and what was pending before them was a marker then. Those at the end of whose text
+        nothing was passed on stay pending: `kept_back` tells how many characters were not.
         """
         if not in_answer:
             self._pending.clear()
             return parts
         self._pending += tokens
-        if not self._pending:
+        end = len(self._pending)
+        while end and (size := len(self._pending[end - 1].token)) <= kept_back and kept_back:
+            kept_back -= size
+            end -= 1
+        if not end:
             return parts
         for index, part in enumerate(parts):
             if isinstance(part, TextDelta):
-                carrying = TextDelta(part.choice, part.text, tuple(self._pending))
-                self._pending.clear()
+                carrying = TextDelta(part.choice, part.text, tuple(self._pending[:end]))
+                del self._pending[:end]
                 return (*parts[:index], carrying, *parts[index + 1 :])
         return parts
 

@@ -380,9 +380,15 @@ class _Run:
                 if logprobs is not None:
                     in_call = in_call or parser.in_call
                     in_answer = not in_reasoning and (not in_call or _has_text(parts))
-                    parts = logprobs.attach(chunk.logprobs, parts, in_answer=in_answer)
+                    parts = logprobs.attach(
+                        chunk.logprobs,
+                        parts,
+                        in_answer=in_answer,
+                        kept_back=parser.kept_back,
+                    )
                     ended = chunk.finish is not None or parser.stopped
-                    if ended and (raw or (chunk.finish and chunk.finish.reason == "length")):
+                    at_limit = chunk.finish is not None and chunk.finish.reason == "length"
+                    if ended and (raw or (at_limit and not parser.stopped)):
                         parts = (*parts, *logprobs.rest(choice))
                 calls = calls or any(type(part) is ToolCallStarted for part in parts)
                 self._count(chunk, choice, parts, in_reasoning)

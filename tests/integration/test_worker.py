@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -101,6 +102,41 @@ async def test_logprobs_cover_the_answer_and_nothing_else(stop: list[str] | None
         usage = answer.json()["usage"]
         assert usage["completion_tokens"] == 8
         assert usage["completion_tokens_details"]["reasoning_tokens"] in (2, 3)
+
+
+class ManyTokens(ScriptedEngine):
+    """Yields each text as a chunk of several tokens, one per word, as speculation does."""
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
+        async for chunk in super().generate(request):
+            tokens = re.findall(r"\s*\S+", chunk.text)
+            yield EngineChunk(
+                text=chunk.text,
+                output_tokens=len(tokens),
+                logprobs=tuple(TokenLogprob(1, text, text.encode(), -0.5) for text in tokens),
+                finish=chunk.finish,
+            )
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "tokens"),
+    [
+        (["one two STOP three four"], " STOP", ["one", " two"]),
+        (["one two STOP three"], "STOP", ["one", " two", " STOP"]),  # its space is answer
+        (["one ST", "OP two", " three"], " STOP", ["one"]),
+        (["one ST", "AND"], " STOP", ["one", " ST", "AND"]),
+        (["one ST"], " STOP", ["one", " ST"]),
+        (["one two", " three four"], " two three", ["one"]),
+        (["STOP one"], "STOP", []),
+    ],
+)
+async def test_logprobs_end_where_the_text_does(
+    pieces: list[str], stop: str, tokens: list[str]
+) -> None:
+    engine = ManyTokens(served_id=MODEL, script=lambda _: [Text(piece) for piece in pieces])
+    async with memory_stack(engine) as stack:
+        choice = (await ask(stack, "x", logprobs=True, stop=stop)).json()["choices"][0]
+        assert [entry["token"] for entry in choice["logprobs"]["content"]] == tokens
 
 
 async def test_reasoning_that_is_off_is_not_shown_or_counted_as_such() -> None:

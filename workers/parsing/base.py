@@ -44,9 +44,12 @@ class ChoiceParser(OutputParser, Protocol):
     Attributes:
         stops_armed: Whether stop strings end the choice. Set it to False while a minimum number of
             tokens has not been generated.
+        kept_back: Characters of the answer that were fed and not passed on; once the choice is
+            stopped, those that were cut off.
     """
 
     stops_armed: bool
+    kept_back: int
 
     @property
     def stopped(self) -> bool:
@@ -76,6 +79,7 @@ class PlainText:
     matched = None
     in_reasoning = False
     in_call = False
+    kept_back = 0
 
     def __init__(self, choice: int) -> None:
         self._choice = choice

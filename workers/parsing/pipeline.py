@@ -99,6 +99,7 @@ class StagedParser:
         self._splitter = splitter
         self._calls = calls
         self._scanner = scanner
+        self.kept_back = 0
         self._visible = visible
 
     @property
@@ -139,8 +140,8 @@ class StagedParser:
         parts = [*self._reasoning(reasoning), *self._answer(answer)]
         if self._calls is not None and not self.stopped:
             parts += self._until_stop(self._calls.finish(cut=cut))
-        if self._scanner is not None and not self.stopped:
-            parts += self._text(self._scanner.finish())
+        if not self.stopped:
+            parts += self._released()
         return parts
 
     def _reasoning(self, text: str) -> Sequence[PartDelta]:
@@ -149,25 +150,37 @@ class StagedParser:
     def _text(self, text: str) -> Sequence[PartDelta]:
         return (TextDelta(self._choice, text),) if text else ()
 
+    def _scanned(self, text: str) -> Sequence[PartDelta]:
+        """What of text may be passed on now, as far as stop strings go."""
+        if self._scanner is None:
+            return self._text(text)
+        passed = self._scanner.feed(text)
+        self.kept_back += len(text) - len(passed)
+        return self._text(passed)
+
+    def _released(self) -> Sequence[PartDelta]:
+        """What the scanner holds back, now that no stop string can come of it."""
+        self.kept_back = 0
+        return self._text(self._scanner.finish() if self._scanner else "")
+
     def _answer(self, text: str) -> Sequence[PartDelta]:
         """What of the answer may be passed on now."""
         if not text:
             return ()
         if self._calls is not None:
             return self._until_stop(self._calls.feed(text))
-        return self._text(self._scanner.feed(text) if self._scanner else text)
+        return self._scanned(text)
 
     def _until_stop(self, parts: Sequence[PartDelta]) -> Sequence[PartDelta]:
         """What of text and calls may be passed on; no stop string spans a call."""
         passed: list[PartDelta] = []
         for part in parts:
             if isinstance(part, TextDelta) and self._scanner is not None:
-                passed += self._text(self._scanner.feed(part.text))
+                passed += self._scanned(part.text)
             elif isinstance(part, ReasoningDelta) and not self._visible:
                 continue
             else:
-                if self._scanner is not None:
-                    passed += self._text(self._scanner.finish())
+                passed += self._released()
                 if self._single_call and isinstance(part, ToolCallStarted) and part.call:
                     self._second_call = True
                 else:
