@@ -68,7 +68,7 @@ class InputUnwrapper:
 
     Text comes out as soon as it is certain, and cutting the JSON elsewhere changes nothing about
     all of it together. Arguments that do not begin with `input` come out at the end: the input if
-    there is one somewhere in them, else themselves.
+    there is one somewhere in them, or the only text they have, else themselves.
     """
 
     __slots__ = ("_closed", "_held", "_open")
@@ -107,8 +107,12 @@ class InputUnwrapper:
             arguments = orjson.loads(held)
         except orjson.JSONDecodeError:
             return held
-        if isinstance(arguments, dict) and isinstance(arguments.get("input"), str):
-            return str(arguments["input"])
+        if isinstance(arguments, dict):
+            # Models that know the tool under another form give the text another name.
+            only = next(iter(arguments.values())) if len(arguments) == 1 else None
+            arguments = arguments.get("input", arguments if only is None else only)
+        if isinstance(arguments, str):
+            return arguments
         return held if arguments else ""
 
 
