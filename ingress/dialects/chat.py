@@ -155,6 +155,8 @@ def _reasoning_wish(request: ChatRequest, profile: Profile) -> Wish | None:
     for _, effort in spelled:
         if effort is not None:
             return effort
+    if request.reasoning is not None and isinstance(request.reasoning.enabled, bool):
+        return "enabled" if request.reasoning.enabled else "none"
     if request.thinking is not None:
         return "none" if request.thinking.type == "disabled" else "enabled"
     return _template_wish(request.chat_template_kwargs or {})

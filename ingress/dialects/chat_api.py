@@ -195,7 +195,8 @@ API = ApiDescription(
         "response_format": "JSON mode, a JSON schema, or a grammar for the answer.",
         "regex": "A regular expression for the answer; needs the capability `regex`.",
         "reasoning_effort": "How much to reason: one of the model's efforts, or one near it.",
-        "reasoning": "`effort` is the same as `reasoning_effort`, which comes before it.",
+        "reasoning": "`effort` is the same as `reasoning_effort`, which comes before it; `enabled` "
+        "is a switch.",
         "thinking": "Switches reasoning on or off.",
         "chat_template_kwargs": "Variables for the model's chat template.",
         "service_tier": "Answered with `default`.",

@@ -57,9 +57,15 @@ AnyEffort: TypeAlias = Annotated[Effort, BeforeValidator(_effort)]
 
 
 class ReasoningOptions(WireModel):
-    """The second of the three spellings of a reasoning effort."""
+    """The second of the three spellings of a reasoning effort.
+
+    Attributes:
+        enabled: A switch that some clients send in place of an effort. Anything but true and false
+            has no effect.
+    """
 
     effort: AnyEffort | None = None
+    enabled: Any = None
 
 
 class Thinking(WireModel):

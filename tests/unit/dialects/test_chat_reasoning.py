@@ -26,6 +26,8 @@ from tests.unit.dialects.chat_jobs import (
         ({"reasoning_effort": "high"}, Reasoning(effort="high")),
         ({"reasoning": {"effort": "high"}}, Reasoning(effort="high")),
         ({"reasoning": {"summary": "auto"}}, Reasoning(effort="low")),
+        ({"reasoning": {"enabled": True}}, Reasoning(effort="low")),
+        ({"reasoning": {"enabled": "no"}}, Reasoning(effort="low")),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, Reasoning(effort="low")),
         ({"thinking": {"type": "adaptive"}}, Reasoning(effort="low")),
         ({"chat_template_kwargs": {"enable_thinking": True}}, Reasoning(effort="low")),
@@ -35,11 +37,17 @@ from tests.unit.dialects.chat_jobs import (
             for off in (
                 {"reasoning_effort": "none"},
                 {"reasoning": {"effort": "none"}},
+                {"reasoning": {"enabled": False}},
                 {"thinking": {"type": "disabled"}},
                 {"chat_template_kwargs": {"enable_thinking": False}},
             )
         ),
         # precedence
+        ({"reasoning": {"effort": "high", "enabled": False}}, Reasoning(effort="high")),
+        (
+            {"reasoning": {"enabled": False}, "thinking": {"type": "enabled"}},
+            Reasoning(effort="none", visible=False),
+        ),
         (
             {
                 "reasoning_effort": "high",
