@@ -14,6 +14,7 @@ WHOLE_FILES = ("tests/contract/", "tests/integration/", "tests/sdk/")
 """Where files share a stack or a process of their own among their tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = getattr(item, "fixturenames", ())

@@ -18,7 +18,7 @@ from tests.fixtures.broker import Broker
 from tests.fixtures.engine import SESSION_LOOP
 from tests.fixtures.processes import Process, free_port, headrace, wait_ready
 
-pytestmark = [pytest.mark.broker, pytest.mark.sglang, pytest.mark.timeout(300), SESSION_LOOP]
+pytestmark = [pytest.mark.broker, pytest.mark.sglang, pytest.mark.timeout(400), SESSION_LOOP]
 
 STREAMS = 64
 
@@ -71,7 +71,7 @@ async def fleet(
 
 
 async def _two_workers(url: str, workers: list[Process]) -> None:
-    async with asyncio.timeout(120), httpx.AsyncClient(base_url=url) as http:
+    async with asyncio.timeout(180), httpx.AsyncClient(base_url=url) as http:
         while b'headrace_workers{model="tiny' not in (await http.get("/metrics")).content or (
             b" 2.0" not in _line((await http.get("/metrics")).content)
         ):
@@ -154,7 +154,7 @@ async def test_an_engine_that_died_is_replaced(fleet: Fleet) -> None:
     assert schedulers, "the worker has a scheduler process"
     ready_before = victim.output().count("worker.ready")
     schedulers[0].kill()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(180):
         while victim.output().count("worker.ready") <= ready_before:
             assert victim.process.returncode is None, victim.output()
             await asyncio.sleep(0.2)
