@@ -25,6 +25,9 @@ LONGEST_COUNTED: Final = 256
 _MOST_COUNTED: Final = 500
 """Over all alternatives together."""
 
+_MOST_ITEMS: Final = 50
+_MOST_STEPS: Final = 1_000
+
 
 def rows_of_length(pattern: str, least: int, most: int | None) -> list[Row]:
     """The ways to match all of a string of some length, as `whole_rows`; none if there are none.
@@ -35,8 +38,9 @@ def rows_of_length(pattern: str, least: int, most: int | None) -> list[Row]:
     wanted = (least, math.inf if most is None else most)
     found: list[Row] = []
     counted = 0.0
+    steps = iter(range(_MOST_STEPS))
     for row in whole_rows(pattern):
-        for narrowed in _narrowed(row, wanted):
+        for narrowed in _narrowed(row, wanted, steps):
             if narrowed is not row:
                 counts = [_counted(item) for item in narrowed]
                 counted += 1 + sum(counts)
@@ -46,41 +50,56 @@ def rows_of_length(pattern: str, least: int, most: int | None) -> list[Row]:
     return found
 
 
-def _narrowed(row: Row, wanted: Span) -> Iterator[Row]:
-    """The same row as often as it takes, each time with some counts narrowed."""
+def _narrowed(row: Row, wanted: Span, steps: Iterator[int]) -> Iterator[Row]:
+    """The same row as often as it takes, each time with some counts narrowed.
+
+    Args:
+        row: What is narrowed.
+        wanted: Its length.
+        steps: One is taken for each part that is looked at.
+    """
     low, high = _of_row(row)
     if low > wanted[1] or high < wanted[0]:
         return
     if wanted[0] <= low and high <= wanted[1]:
         yield row
         return
+    if len(row) > _MOST_ITEMS or next(steps, None) is None:
+        raise UnsupportedRegex("has too many ways to reach a length")
     index = next(index for index, item in enumerate(row) if _varies(_of_item(item)))
     fixed, item, rest = row[:index], row[index], row[index + 1 :]
     width, widest = _of_what(item)
     if width != widest or not width:
         raise UnsupportedRegex("repeats a group of no fixed length")
     start = _of_row(fixed)[0]
+    left = (wanted[0] - start, wanted[1] - start)
+    for counted, narrowed in _counts(item, width, rest, left, steps):
+        yield (*fixed, counted, *narrowed)
+
+
+def _counts(
+    item: Item, width: float, rest: Row, wanted: Span, steps: Iterator[int]
+) -> Iterator[tuple[Item, Row]]:
+    """How often an item may come, and what may then follow it."""
     rest_low, rest_high = _of_row(rest)
     count, last = item.span
-    if rest_low == rest_high:
-        count = max(count, math.ceil((wanted[0] - start - rest_low) / width))
-        if wanted[1] != math.inf:
-            last = min(last, (wanted[1] - start - rest_low) // width)
-        if count <= last:
-            yield (*fixed, _times(item, count, last), *rest)
-        return
     if rest_high != math.inf:
-        count = max(count, math.ceil((wanted[0] - start - rest_high) / width))
+        count = max(count, math.ceil((wanted[0] - rest_high) / width))
+    if rest_low == rest_high:
+        if wanted[1] != math.inf:
+            last = min(last, (wanted[1] - rest_low) // width)
+        if count <= last:
+            yield _times(item, count, last), rest
+        return
     while count <= last:
-        taken = start + count * width
-        left = (wanted[0] - taken, wanted[1] - taken)
+        left = (wanted[0] - count * width, wanted[1] - count * width)
         if left[1] < rest_low:
             return
         if left[0] <= rest_low and wanted[1] == math.inf:
-            yield (*fixed, _times(item, count, last), *rest)
+            yield _times(item, count, last), rest
             return
-        for narrowed in _narrowed(rest, left):
-            yield (*fixed, _times(item, count, count), *narrowed)
+        for narrowed in _narrowed(rest, left, steps):
+            yield _times(item, count, count), narrowed
         count += 1
 
 

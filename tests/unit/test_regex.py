@@ -108,6 +108,8 @@ def test_a_pattern_takes_a_length_into_itself(
         ("^a+$", 0, 10_000),
         ("^a+b*c$", 10**9, None),
         ("^a+b?$", 10**12, 10**12),
+        ("^" + "(aa)?" * 40 + "$", 21, 21),
+        ("^" + "a?" * 5_000 + "$", 20, 21),
     ],
 )
 def test_a_length_that_would_take_too_much_is_refused_at_once(
