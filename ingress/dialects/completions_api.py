@@ -113,7 +113,7 @@ API = ApiDescription(
         "prompt": "Token ids of one prompt, or of several.",
         "suffix": "Must be absent or null.",
         "max_tokens": "Most tokens to generate. Default: 16.",
-        "min_tokens": "Tokens to generate before anything may stop it.",
+        "min_tokens": "Tokens to generate before anything but a grammar may stop it.",
         "temperature": "Sampling temperature; 0 is greedy. Default: 1.",
         "top_p": "Nucleus sampling.",
         "top_k": "Sample from so many likeliest tokens; -1 for all.",

@@ -38,6 +38,7 @@ _MAPS: Final = frozenset({"properties", "patternProperties"})
 _COUNTS: Final = frozenset(
     {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
 )
+_MOST: Final = 2**31 - 1  # compilers count in 32 bits, and some wrap around
 _BOUNDS: Final = frozenset({"minimum", "maximum"})
 _EXCLUSIVE_BOUNDS: Final = frozenset({"exclusiveMinimum", "exclusiveMaximum"})
 _ASSERTIONS: Final = (
@@ -184,7 +185,7 @@ class _Inliner:
         if rule is not None:
             raise _malformed(here, rule)
         self._count(value)
-        kept[name] = int(value) if name in _COUNTS else value
+        kept[name] = min(int(value), _MOST) if name in _COUNTS else value
 
     # --- References ------------------------------------------------------------------------------
 

@@ -407,6 +407,14 @@ async def test_a_constraint_is_obeyed(
     assert ending(chunks) == ("stop", None)
 
 
+async def test_a_constraint_ends_an_answer_before_its_minimum(engine: SglangEngine) -> None:
+    chunks = await run(
+        engine, request(constraint=Regex(pattern="yes"), min_tokens=20, max_tokens=40, **GREEDY)
+    )
+    assert text_of(chunks) == "yes"
+    assert ending(chunks) == ("stop", None)
+
+
 async def test_any_json_object_begins_as_one(engine: SglangEngine) -> None:
     chunks = await run(engine, request(constraint=JsonObject(), max_tokens=5, **GREEDY))
     assert text_of(chunks).startswith("{")

@@ -299,6 +299,11 @@ def test_keywords_that_cannot_be_enforced_are_dropped(keywords: dict[str, Any]) 
         ({"enum": ["稼働", "fermé", "🛑"]}, {"enum": ["稼働", "fermé", "🛑"]}),
         ({"type": "array", "minItems": 2}, {"type": "array", "items": {}, "minItems": 2}),
         (
+            {"type": "array", "items": STRING, "maxItems": 2**63},
+            {"type": "array", "items": STRING, "maxItems": 2**31 - 1},
+        ),
+        ({**of(a=STRING), "maxProperties": 1e30}, {**of(a=STRING), "maxProperties": 2**31 - 1}),
+        (
             {"type": "object", "required": ["a"]},
             {"type": "object", "properties": {"a": {}}, "required": ["a"]},
         ),

@@ -149,7 +149,9 @@ def _sampling_params(request: EngineRequest, facts: ModelFacts) -> dict[str, Any
     if (top_k := params.get("top_k")) is not None and top_k < 1:
         params["top_k"] = -1  # 0 is how generation configs say "off"
     params["max_new_tokens"] = request.max_tokens
-    params["min_new_tokens"] = min(sampling.limit.min_tokens, request.max_tokens)
+    # Beside a constraint that wants its end, a minimum would leave no token at all.
+    least = sampling.limit.min_tokens if request.constraint is None else 0
+    params["min_new_tokens"] = min(least, request.max_tokens)
     params["ignore_eos"] = sampling.stop.ignore_eos
     params["skip_special_tokens"] = not shows_special(request.job, facts)
     params["spaces_between_special_tokens"] = sampling.spaces_between_special_tokens

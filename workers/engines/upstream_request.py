@@ -128,7 +128,7 @@ def _sampling(sampling: SamplingParams, choice: int) -> dict[str, Any]:
     if sampling.logprobs:
         body["logprobs"] = True
         body["top_logprobs"] = sampling.top_logprobs
-    if sampling.limit.min_tokens:
+    if sampling.limit.min_tokens and sampling.constraint is None:
         body["min_tokens"] = sampling.limit.min_tokens
     if sampling.stop.token_ids:
         body["stop_token_ids"] = list(sampling.stop.token_ids)
