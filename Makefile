@@ -38,7 +38,7 @@ up: python ## Install what is missing, then serve a model on this machine
 test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 $(ARGS)
 
 test-clients: python ## Install real clients, of Node.js too, and run them against the service
 	@command -v npm >/dev/null || { echo "The clients need npm (Debian: apt-get install npm)."; exit 1; }
