@@ -35,6 +35,24 @@ async def trial() -> AsyncIterator[GrammarTrial]:
     await trial.stop()
 
 
+def large_tokenizer_info() -> str:
+    """As many tokens as the largest vocabularies have."""
+    words = [f"{number:x}".encode() for number in range(1 << 18)]
+    single = [bytes([value]) for value in range(256)]
+    info = xgrammar.TokenizerInfo([*single, *words, b"<end>"], stop_token_ids=[256 + (1 << 18)])
+    return str(info.serialize_json())
+
+
+async def test_a_large_vocabulary_is_no_reason_to_refuse() -> None:
+    trial = GrammarTrial()
+    await trial.start(large_tokenizer_info, any_whitespace=False)
+    try:
+        named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+        assert await trial.passes("json_schema", schema(named))
+    finally:
+        await trial.stop()
+
+
 def schema(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 

@@ -163,17 +163,27 @@ def _decode_some(grammar: Any, tokenizer: Any) -> int:
         matcher.fill_next_token_bitmask(mask)
         if time.perf_counter() - begun > _SLOWEST_STEP_S:
             return 2
-        words = mask[0].tolist()
-        allowed = [
-            token
-            for token in chance.sample(range(tokenizer.vocab_size), tokenizer.vocab_size)
-            if words[token // 32] >> (token % 32) & 1
-        ]
-        if not allowed:
+        token = _allowed(mask[0].tolist(), tokenizer.vocab_size, chance)
+        if token is None:
             return 1
-        if not matcher.accept_token(allowed[0]) or matcher.is_terminated():
+        if not matcher.accept_token(token) or matcher.is_terminated():
             return 0
     return 0
+
+
+def _allowed(words: list[int], vocab_size: int, chance: random.Random) -> int | None:
+    """A token whose bit is set, the first after a random place; None if there is none.
+
+    Looks at words and not at tokens: there may be a quarter of a million of them.
+    """
+    start = chance.randrange(len(words))
+    for index in (*range(start, len(words)), *range(start)):
+        bits = words[index] & 0xFFFF_FFFF
+        if bits:
+            token = index * 32 + (bits & -bits).bit_length() - 1
+            if token < vocab_size:
+                return token
+    return None
 
 
 def _address_space() -> int:
