@@ -180,7 +180,7 @@ def _allowed(words: list[int], vocab_size: int, chance: random.Random) -> int | 
     for index in (*range(start, len(words)), *range(start)):
         bits = words[index] & 0xFFFF_FFFF
         if bits:
-            token = index * 32 + (bits & -bits).bit_length() - 1
+            token: int = index * 32 + (bits & -bits).bit_length() - 1
             if token < vocab_size:
                 return token
     return None
