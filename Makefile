@@ -37,6 +37,7 @@ up: python ## Install what is missing, then serve a model on this machine
 
 test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
+	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 $(ARGS)
 
@@ -44,7 +45,6 @@ test-clients: python ## Install real clients, of Node.js too, and run them again
 	@command -v npm >/dev/null || { echo "The clients need npm (Debian: apt-get install npm)."; exit 1; }
 	@$(PYTHON) deploy/install.py --venv $(VENV) test
 	@$(PYTHON) deploy/install.py --venv .venv-clients clients
-	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@# Not "npm ci": it refuses a lock without the packages of platforms that a registry does not carry.
 	npm install --prefix tests/clients --no-save --no-audit --no-fund --loglevel error
 	$(BIN)/python -m pytest tests/clients $(ARGS)

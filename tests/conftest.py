@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.engine"]
+pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.engine", "tests.fixtures.clients"]
 
 SHARED: Mapping[str, re.Pattern[str]] = {
     "sglang": re.compile(r"\bsglang_engine\b"),

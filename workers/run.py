@@ -245,7 +245,7 @@ class _Run:
         job, n = self._job, self._job.sampling.n
         limit, label = job.sampling.limit, job.sampling.engine.label
         name = f"{job.job_id}.{job.attempt}"
-        constraint = self._constraint(reasoning_open)
+        constraint, stops = self._constraint(reasoning_open), self._engine_stops()
         requests = []
         for number, (prompt_ids, prompt_tokens) in enumerate(zip(prompts, lengths, strict=True)):
             max_tokens = limit.max_tokens + limit.headroom
@@ -259,7 +259,7 @@ class _Run:
                     choice=choice,
                     prompt_ids=prompt_ids,
                     max_tokens=max_tokens,
-                    stop_strings=self._engine_stops(),
+                    stop_strings=stops,
                     reasoning_open=reasoning_open,
                     constraint=constraint,
                 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conftest import NODE, Service, run_client
+from tests.fixtures.clients import NODE, Service, run_client
 from tests.fixtures.stack import MODEL
 
 PROOF = "proof.txt"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import HERE, Service, node, python, run_script
+from tests.fixtures.clients import HERE, Service, node, python, run_script
 from tests.fixtures.stack import MODEL
 
 PARIS = {"city": "Paris"}
@@ -136,19 +136,3 @@ async def test_frameworks_for_python(service: Service) -> None:
         assert "UnexpectedModelBehavior" in told.pop("pydantic_ai_anthropic")
         del expected["pydantic_ai_anthropic"]
     assert told == expected
-
-
-async def test_older_sdks_for_python(service: Service) -> None:
-    told = await run_script(
-        service, python(".venv-clients-old"), HERE / "python/old_sdks.py", service.url
-    )
-    assert told == {
-        "chat": ["Two words.", "one two"],
-        "chat_tools": ["get_weather", PARIS, "stop"],
-        "chat_vision": "A square.",
-        "responses_helper": ["one two", "completed"],
-        "messages": ["Two words.", "one two", "end_turn"],
-        "messages_tools": ["get_weather", PARIS, "tool_use", "end_turn"],
-        "counting": True,
-        "errors": [["NotFoundError", 404, "model_not_found"], ["NotFoundError", 404]],
-    }
