@@ -1,4 +1,4 @@
-"""The official SDKs for Python of an older major version, in a process and environment of their own."""
+"""The official SDKs for Python of an older major version, in an environment of their own."""
 
 from __future__ import annotations
 
