@@ -34,11 +34,18 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     attempt: int
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Whoever holds this attempt: show that you are alive."""
+
+    job_id: str
+    attempt: int
+
+
 class AnnounceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="announce"):
     """Whoever serves a model: say so now."""
 
 
-Control: TypeAlias = Cancel | AnnounceRequest
+Control: TypeAlias = Cancel | Probe | AnnounceRequest
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):

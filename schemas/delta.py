@@ -7,7 +7,7 @@ answer. Values are immutable and encode as arrays, so that a delta costs little 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -201,10 +201,12 @@ class Interrupted(msgspec.Struct, frozen=True, array_like=True, tag="interrupted
     """This attempt will not go on; its owner may dispatch the next one.
 
     Attributes:
-        reason: For the log: `redelivered`, `draining` or `suspended`.
+        reason: `redelivered`: the worker that had it is gone, or was taken from the broker.
+            `engine_lost`: the worker's engine died or hangs. `draining`: the worker is leaving.
+            The first two may be the Job's own fault.
     """
 
-    reason: str
+    reason: Literal["redelivered", "engine_lost", "draining"]
 
 
 Delta: TypeAlias = (
@@ -229,12 +231,16 @@ OUT_OF_BAND = -1
 """`seq` of a message from a worker that does not run the attempt: it got the Job again although
 another worker has, or had, it. It says `Interrupted` and stands outside the attempt's order."""
 
+ALIVE = -2
+"""`seq` of a message without Deltas: the attempt is in a worker's hands, and the worker is well. It
+comes about once a second while there is nothing else to say, and when it is asked for."""
+
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):
     """A run of Deltas of one attempt.
 
     Attributes:
-        seq: Starts at 0 for each attempt and has no gaps; or `OUT_OF_BAND`.
+        seq: Starts at 0 for each attempt and has no gaps; or `OUT_OF_BAND`, or `ALIVE`.
         token_ids: Pairs of (choice, raw ids sampled since the last message), so that whoever holds
             a reply's prefix can have another worker continue it.
     """

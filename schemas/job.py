@@ -72,14 +72,31 @@ class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 Prompt: TypeAlias = ChatPrompt | TokenPrompt
 
 
-class Continuation(msgspec.Struct, frozen=True, kw_only=True):
-    """What earlier attempts of this Job already produced.
+class ChoicePrefix(msgspec.Struct, frozen=True, array_like=True):
+    """What of one choice has been generated and has reached the owner of the reply.
 
     Attributes:
-        token_ids: Per choice, the raw ids sampled so far, in order.
+        token_ids: The raw ids sampled so far, in order.
+        units: How much of what an output parser makes of them has arrived; see
+            `schemas.continuation`.
+        prompt_parts: How many `PromptDelta`s have arrived.
+        finished: Its `Finished` has arrived, and nothing of it is missing.
     """
 
-    token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[int, ...] = ()
+    units: int = 0
+    prompt_parts: int = 0
+    finished: bool = False
+
+
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier attempts of this Job already produced; the next one goes on after it.
+
+    Attributes:
+        choices: One per choice of the Job, in order.
+    """
+
+    choices: tuple[ChoicePrefix, ...]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +109,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         model: The served model's id in catalogue spelling.
         deadline: Unix time in seconds after which nobody waits for the reply.
         queue_deadline: Unix time in seconds after which it must not be started any more.
+        continuation: What earlier attempts produced; None for a fresh start.
+        suspect: A worker was lost while it ran this Job, so it may be the reason. Workers start
+            suspects one at a time; a second loss then names the culprit and nobody else.
     """
 
     version: int = SCHEMA_VERSION
@@ -106,6 +126,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     queue_deadline: float
     continuation: Continuation | None = None
+    suspect: bool = False
 
     @property
     def choices(self) -> int:

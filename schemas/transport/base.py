@@ -22,12 +22,21 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 from schemas.delta import ReplyMessage
+from schemas.errors import InternalError, WorkerFailed
 from schemas.job import Job
 from schemas.model_card import WorkerInfo
 
 COUNT_SLOTS: Final = 64
 """Counting Jobs that a source holds at once, beside its slots: they never wait for generation, and
 generation never waits for them."""
+
+
+class ReplySuspended(InternalError):
+    """More of the reply has arrived than its reader takes; the attempt was cancelled."""
+
+
+class ReplyLost(WorkerFailed):
+    """The reply can no longer arrive: its connection is gone, or its worker is silent."""
 
 
 class Reply(Protocol):
@@ -37,12 +46,26 @@ class Reply(Protocol):
         """Everything that has arrived since the last call; waits for at least one message.
 
         Raises:
-            ServiceError: The reply can no longer arrive (connection lost, buffer overrun).
+            ReplyLost: All that had arrived was read, and no more can: the connection was lost, or
+                `interrupt` was called.
+            ReplySuspended: As before, because too much was unread; the attempt is cancelled.
+            ServiceError: As before, for good.
         """
+        ...
+
+    def interrupt(self, reason: str) -> None:
+        """Believe the attempt lost: `receive` raises `ReplyLost` once it has nothing else."""
+        ...
+
+    def probe(self) -> None:
+        """Ask whoever holds the attempt to show that it is alive; an `ALIVE` message comes back."""
         ...
 
     async def redispatch(self, job: Job) -> None:
         """Send a further attempt of the same Job; its messages arrive here too.
+
+        Further attempts are numbered upwards, also those that were not accepted: an earlier one may
+        yet turn up at a worker.
 
         Raises:
             ServiceError: As `Dispatcher.dispatch`.
