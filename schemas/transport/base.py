@@ -12,7 +12,9 @@ Rules every transport obeys (the contract suite checks them):
   event loop travels together.
 * A Delivery is settled exactly once (`ack`, `requeue`, `dead_letter`); further calls do nothing.
 * A worker that disappears without settling gives its Jobs to another one, marked `redelivered`.
-* Closing or cancelling a Reply reaches the worker that holds the Job, and one that gets it later.
+* Cancelling a Reply reaches the worker that holds the Job, and one that gets it later. So does the
+  end of its reader, as soon as the worker says anything.
+* A probe is answered by the source that holds the attempt, whatever its runner is doing.
 """
 
 from __future__ import annotations

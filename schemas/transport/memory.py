@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 import structlog
 
-from schemas.delta import ReplyMessage
+from schemas.delta import ALIVE, ReplyMessage
 from schemas.errors import ModelOverloaded, ModelUnavailable, ServerShuttingDown
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
-from schemas.transport.base import COUNT_SLOTS
+from schemas.transport.base import COUNT_SLOTS, ReplyLost
 from schemas.transport.reply_buffer import ReplyBuffer
 from schemas.transport.topology import JOB_CLASSES
 
@@ -110,6 +110,14 @@ class MemoryReply:
 
     async def receive(self) -> Sequence[ReplyMessage]:
         return await self._buffer.take()
+
+    def interrupt(self, reason: str) -> None:
+        self._buffer.fail(ReplyLost("The worker was lost.", diagnostic=reason))
+
+    def probe(self) -> None:
+        holder = self._attempts[-1].holder
+        if holder is not None and not holder.redelivered:
+            holder.send(ReplyMessage(holder.job.job_id, holder.job.attempt, ALIVE, ()))
 
     async def redispatch(self, job: Job) -> None:
         self._buffer.renew()

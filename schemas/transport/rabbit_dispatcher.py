@@ -20,6 +20,8 @@ from schemas.codec import (
     AnnounceRequest,
     Cancel,
     CodecError,
+    Control,
+    Probe,
     decode_frame,
     decode_worker,
     encode_control,
@@ -33,11 +35,11 @@ from schemas.errors import (
     RequestTooLarge,
     ServerShuttingDown,
     ServiceError,
-    WorkerFailed,
 )
 from schemas.job import Job
 from schemas.model_card import WorkerInfo
 from schemas.transport import topology
+from schemas.transport.base import ReplyLost
 from schemas.transport.rabbit_connection import (
     BrokerConnection,
     ConnectionSettings,
@@ -97,6 +99,12 @@ class RabbitReply:
         self.job = job
         self._buffer.renew()
         await self._dispatcher.send(self)
+
+    def interrupt(self, reason: str) -> None:
+        self._buffer.fail(ReplyLost("The worker was lost.", diagnostic=reason))
+
+    def probe(self) -> None:
+        self._dispatcher.probe(self.job)
 
     async def cancel(self) -> None:
         self._dispatcher.cancel(self.job)
@@ -255,11 +263,13 @@ class RabbitDispatcher:
 
     def _post_cancels(self, session: Session) -> None:
         for job in self._cancels.values():
-            cancel = Cancel(job_id=job.job_id, attempt=job.attempt)
-            session.post(
-                topology.CONTROL_EXCHANGE, topology.control_key(job.model), encode_control(cancel)
-            )
+            _post_control(session, job, Cancel(job_id=job.job_id, attempt=job.attempt))
         self._cancels.clear()
+
+    def probe(self, job: Job) -> None:
+        """Ask the model's workers who holds this attempt, if there is a connection."""
+        if (session := self._connection.session) is not None:
+            _post_control(session, job, Probe(job_id=job.job_id, attempt=job.attempt))
 
     def forget(self, reply: RabbitReply) -> None:
         if self._replies.get(reply.job.job_id) is reply:
@@ -290,7 +300,7 @@ class RabbitDispatcher:
         for reply in self._replies.values():
             reply.home = None
             reply.fail(
-                WorkerFailed(
+                ReplyLost(
                     "The connection to the worker was lost.",
                     diagnostic=f"broker connection lost: {session.reason}",
                 )
@@ -333,3 +343,8 @@ class RabbitDispatcher:
             self._workers.pop(worker.worker_id, None)
         else:
             self._workers[worker.worker_id] = (worker, asyncio.get_running_loop().time())
+
+
+def _post_control(session: Session, job: Job, control: Control) -> None:
+    key = topology.control_key(job.model)
+    session.post(topology.CONTROL_EXCHANGE, key, encode_control(control))

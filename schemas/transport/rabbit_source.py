@@ -29,12 +29,13 @@ from schemas.codec import (
     AnnounceRequest,
     Cancel,
     CodecError,
+    Probe,
     decode_control,
     decode_job,
     encode_frame,
     encode_worker,
 )
-from schemas.delta import Failed, ReplyMessage
+from schemas.delta import ALIVE, Failed, ReplyMessage
 from schemas.errors import InternalError
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
@@ -286,6 +287,10 @@ class RabbitJobSource:
                 for delivery in self._held:
                     if self._cancels.covers(delivery.job):
                         delivery.cancelled.set()
+            case Probe():
+                for delivery in self._held:
+                    if _runs(delivery, control):
+                        delivery.send(ReplyMessage(control.job_id, control.attempt, ALIVE, ()))
             case AnnounceRequest():
                 if (session := self._connection.session) is not None:
                     self._post_worker(session)
@@ -404,3 +409,9 @@ class RabbitJobSource:
         self._held.difference_update(self._incoming)
         self._incoming.clear()
         self._count_slots()
+
+
+def _runs(delivery: RabbitDelivery, probe: Probe) -> bool:
+    """Whether it is this attempt's own; one that came again is reported to its owner, not run."""
+    job = delivery.job
+    return (job.job_id, job.attempt) == (probe.job_id, probe.attempt) and not delivery.redelivered

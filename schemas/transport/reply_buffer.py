@@ -10,14 +10,15 @@ import asyncio
 from collections.abc import Sequence
 
 from schemas.delta import ReplyMessage
-from schemas.errors import InternalError, ServiceError
+from schemas.errors import ServiceError
+from schemas.transport.base import ReplySuspended
 
 
 class ReplyBuffer:
     """The reader's end of one reply.
 
     Args:
-        max_bytes: More unread bytes than this break the reply for good.
+        max_bytes: More unread bytes than this suspend the reply.
     """
 
     __slots__ = ("_arrived", "_bytes", "_error", "_max_bytes", "_messages")
@@ -33,14 +34,14 @@ class ReplyBuffer:
         """Add a message of about `size` bytes.
 
         Returns:
-            False when this broke the reply: it was too much.
+            False when this suspended the reply: it was too much.
         """
         if self._error is not None:
             return True
         self._bytes += size
         if self._bytes > self._max_bytes:
             self.fail(
-                InternalError(
+                ReplySuspended(
                     "The reply was not read fast enough.",
                     diagnostic=f"reply buffer overrun: more than {self._max_bytes} unread bytes",
                 )

@@ -11,12 +11,30 @@ from typing import Any, Protocol
 
 import pytest
 
-from schemas.delta import Completed, Counted, Delta, Interrupted, ReplyMessage, TextDelta, Usage
+from schemas.delta import (
+    ALIVE,
+    OUT_OF_BAND,
+    Completed,
+    Counted,
+    Delta,
+    Interrupted,
+    ReplyMessage,
+    TextDelta,
+    Usage,
+)
 from schemas.errors import ModelOverloaded, ModelUnavailable, ServiceError
 from schemas.job import Job, JobClass, TokenPrompt
 from schemas.model_card import ModelCard, WorkerInfo
 from schemas.sampling import OutputLimit, SamplingParams
-from schemas.transport.base import COUNT_SLOTS, Delivery, Dispatcher, JobSource, Reply
+from schemas.transport.base import (
+    COUNT_SLOTS,
+    Delivery,
+    Dispatcher,
+    JobSource,
+    Reply,
+    ReplyLost,
+    ReplySuspended,
+)
 
 PATIENCE_S = 15.0
 
@@ -363,7 +381,7 @@ class TransportSuite:
         job = a_job(model)
         reply = await dispatcher.dispatch(job)
         first = await take_one(source)
-        first.send(a_message(job, 0, Interrupted("suspended")))
+        first.send(a_message(job, 0, Interrupted("draining")))
         await first.ack()
         await read_to_end(reply)
         again = a_job(model, attempt=2, job_id=job.job_id)
@@ -454,13 +472,123 @@ class TransportSuite:
         assert await is_set(first.cancelled)
         assert not second.cancelled.is_set()
         kept: list[ReplyMessage] = []
-        with pytest.raises(ServiceError) as caught:
+        with pytest.raises(ReplySuspended) as caught:
             while True:
                 async with asyncio.timeout(PATIENCE_S):
                     kept += await slow.receive()
         assert "overrun" in (caught.value.diagnostic or "")
         assert [message.seq for message in kept] == list(range(len(kept)))
         assert len(kept) < 40
+
+    async def test_a_suspended_reply_goes_on_with_its_next_attempt(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher = await harness.dispatcher(reply_buffer_bytes=20_000)
+        source = await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        first = await take_one(source)
+        for seq in range(40):
+            first.send(a_message(job, seq, TextDelta(0, "x" * 1000)))
+            await asyncio.sleep(0)
+        assert await is_set(first.cancelled)
+        kept: list[ReplyMessage] = []
+        with pytest.raises(ReplySuspended):
+            while True:
+                async with asyncio.timeout(PATIENCE_S):
+                    kept += await reply.receive()
+        again = a_job(model, attempt=2, job_id=job.job_id)
+        await reply.redispatch(again)
+        second = await take_one(source)
+        assert not second.cancelled.is_set()
+        await answer(second, 3)
+        assert await read_to_end(reply) == [a_message(again, n) for n in range(3)] + [
+            the_end(again, 3)
+        ]
+
+    async def test_a_probe_is_answered_without_the_runner(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply, other = await dispatcher.dispatch(job), await dispatcher.dispatch(a_job(model))
+        held, neighbour = await take(source, 2)
+        held.send(a_message(job, 0))
+        reply.probe()
+        assert set(await read(reply, 2)) == {
+            a_message(job, 0),
+            ReplyMessage(job.job_id, 1, ALIVE, ()),
+        }
+        await held.ack()
+        reply.probe()  # too late: nobody holds it any more
+        other.probe()
+        assert await read(other, 1) == [ReplyMessage(neighbour.job.job_id, 1, ALIVE, ())]
+        await reply.redispatch(a_job(model, attempt=2, job_id=job.job_id))
+        again = await take_one(source)
+        reply.probe()
+        assert await read(reply, 1) == [ReplyMessage(job.job_id, 2, ALIVE, ())]
+        await again.ack()
+
+    async def test_a_probe_of_a_lost_worker_is_not_answered_by_who_gets_the_job_again(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        await take_one(source)
+        await harness.kill(source)
+        heir = await harness.source(model)
+        again = await take_one(heir)
+        reply.probe()
+        # A control message that does reach the heir comes after the one before it.
+        witness = await dispatcher.dispatch(a_job(model))
+        await take_one(heir)
+        witness.probe()
+        await read(witness, 1)
+        report = ReplyMessage(job.job_id, 1, OUT_OF_BAND, (Interrupted("redelivered"),))
+        again.send(report)
+        await again.ack()
+        assert await read(reply, 1) == [report]
+
+    async def test_an_interrupted_reply_is_lost_once_it_has_been_read(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        first = await take_one(source)
+        first.send(a_message(job, 0))
+        assert await read(reply, 1) == [a_message(job, 0)]
+        waiting = asyncio.ensure_future(reply.receive())
+        await asyncio.sleep(0)
+        reply.interrupt("silent")
+        with pytest.raises(ReplyLost) as caught:
+            async with asyncio.timeout(PATIENCE_S):
+                await waiting
+        assert caught.value.diagnostic == "silent"
+        await reply.cancel()
+        assert await is_set(first.cancelled)
+        again = a_job(model, attempt=2, job_id=job.job_id)
+        await reply.redispatch(again)
+        second = await take_one(source)
+        assert not second.cancelled.is_set()
+        await answer(second, 1)
+        assert await read_to_end(reply) == [a_message(again, 0), the_end(again, 1)]
+
+    async def test_a_cancel_covers_earlier_attempts_wherever_they_turn_up(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        first = await take_one(source)
+        await reply.redispatch(a_job(model, attempt=2, job_id=job.job_id))
+        second = await take_one(source)
+        await reply.cancel()
+        assert await is_set(first.cancelled)
+        assert await is_set(second.cancelled)
+        await first.requeue()
+        assert await is_set((await take_one(source)).cancelled)
 
     async def test_workers_appear_change_and_disappear(self, harness: Harness, model: str) -> None:
         dispatcher, source = await harness.dispatcher(), await harness.source(model)

@@ -1,0 +1,56 @@
+"""What has arrived of a reply and was not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from schemas.delta import ReplyMessage
+from schemas.transport.base import ReplyLost, ReplySuspended
+from schemas.transport.reply_buffer import ReplyBuffer
+
+
+def message(attempt: int, seq: int) -> ReplyMessage:
+    return ReplyMessage("job", attempt, seq, ())
+
+
+async def at_once(buffer: ReplyBuffer) -> Sequence[ReplyMessage]:
+    async with asyncio.timeout(0.1):
+        return await buffer.take()
+
+
+async def test_too_much_unread_suspends_and_what_had_arrived_is_read_first() -> None:
+    buffer = ReplyBuffer(100)
+    assert buffer.put(message(1, 0), 60)
+    assert not buffer.put(message(1, 1), 60)
+    assert buffer.put(message(1, 2), 1), "told once"
+    assert await at_once(buffer) == [message(1, 0)]
+    for _ in range(2):
+        with pytest.raises(ReplySuspended):
+            await at_once(buffer)
+
+
+async def test_a_further_attempt_keeps_what_was_not_read() -> None:
+    buffer = ReplyBuffer(100)
+    buffer.put(message(1, 0), 1)
+    buffer.fail(ReplyLost("The worker was lost."))
+    buffer.put(message(1, 1), 1)
+    buffer.renew()
+    buffer.put(message(2, 0), 1)
+    assert await at_once(buffer) == [message(1, 0), message(2, 0)]
+    with pytest.raises(TimeoutError):
+        await at_once(buffer)
+
+
+async def test_a_renewed_buffer_waits_and_fills_again() -> None:
+    buffer = ReplyBuffer(100)
+    buffer.put(message(1, 0), 60)
+    buffer.put(message(1, 1), 60)
+    assert await at_once(buffer) == [message(1, 0)]
+    buffer.renew()
+    with pytest.raises(TimeoutError):
+        await at_once(buffer)
+    assert buffer.put(message(2, 0), 60)
+    assert await at_once(buffer) == [message(2, 0)]
