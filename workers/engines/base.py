@@ -182,20 +182,29 @@ class Engine(Protocol):
         """
         ...
 
-    def replay(self, request: EngineRequest) -> Sequence[EngineChunk]:
+    def replay(self, request: EngineRequest, start: int = 0) -> Sequence[EngineChunk]:
         """What `request.prefix_ids` were as chunks when they were generated.
 
         One chunk per id, `replayed`, with its text as the engine would stream it and without log
         probabilities. CPU work: some 50 µs an id. Engines that do not take token ids have none.
+        Deterministic and callable from any thread, while the request runs or before it does.
+
+        Args:
+            request: Only its prompt and its prefix matter.
+            start: The ids before this position of the prefix are context; they get no chunks.
         """
         ...
 
     def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice. The last chunk has `finish`. What it continues is not yielded again.
 
+        The finish comes in one chunk with the last ids wherever a prefix that ends with them would
+        not end the choice again at once, as an end-of-sequence id does.
+
         Raises:
             RequestError: The engine refuses the request (bad grammar, too long).
-            GenerationFailed: The engine failed it.
+            GenerationFailed: The engine failed it. An engine that can generate no more at all
+                lets `failed` say so, and not its requests one by one.
         """
         ...
 

@@ -2,7 +2,8 @@
 
 For tests and load only. Without a script of the test's own it obeys markers in the last user text
 (`scripted_markers`) and answers a fixed sentence when there are none. Its tokenizer counts UTF-8
-bytes; every piece of output is one token.
+bytes; every piece of output is one token. A continued choice plays the same script from where the
+ids of its prefix end; nothing before that is waited for or goes wrong again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 import signal
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, Literal, TypeAlias
 
@@ -40,7 +41,7 @@ IMAGE_TOKEN: Final = 65_535
 _SLOW_GAP_S: Final = 0.05
 _PIECES = re.compile(r"\s*\S+|\s+")
 _LOAD = re.compile(r"\[\[((?:(?:k|gap|ttft)=\d+\s*)+)\]\]")
-_TROUBLE = re.compile(r"\[\[(fail|hang|crash):(start|\d+)\]\]")
+_TROUBLE = re.compile(r"\[\[(fail|hang|lose|crash):(start|\d+)\]\]")
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -64,9 +65,9 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Fail, hang for ever, or kill the process."""
+    """Fail, hang for ever, be lost with all that runs (`Engine.failed`), or kill the process."""
 
-    kind: Literal["fail", "hang", "crash"]
+    kind: Literal["fail", "hang", "lose", "crash"]
 
 
 class End(msgspec.Struct, frozen=True):
@@ -78,6 +79,13 @@ class End(msgspec.Struct, frozen=True):
 
 Step: TypeAlias = Text | Pause | Gate | Trouble | End
 Script: TypeAlias = Callable[[EngineRequest], Iterable[Step]]
+
+
+def ids_of(step: Text) -> tuple[int, ...]:
+    """The ids that a piece of text is sampled as."""
+    if step.ids is not None:
+        return step.ids
+    return (256 + zlib.crc32(step.text.encode()) % 32_000,)
 
 
 def pieces(text: str) -> list[str]:
@@ -129,8 +137,36 @@ def _with_trouble(steps: Iterable[Step], kind: str, where: str) -> Iterator[Step
             yield Trouble("fail")
         case "hang":
             yield Trouble("hang")
+        case "lose":
+            yield Trouble("lose")
         case _:
             yield Trouble("crash")
+
+
+def divide(steps: Iterable[Step], prefix: Sequence[int]) -> tuple[Sequence[Text], Iterator[Step]]:
+    """What of a script has been played, given the ids that came of it, and what is still to play.
+
+    Raises:
+        GenerationFailed: Ids do not come of this script.
+    """
+    played: list[Text] = []
+    rest = iter(steps)
+    at = 0
+    while at < len(prefix):
+        step = next(rest, None)
+        if step is None or isinstance(step, End):
+            raise GenerationFailed("The model failed to answer.", diagnostic="another's prefix")
+        if not isinstance(step, Text):
+            continue
+        ids = ids_of(step)
+        known = tuple(prefix[at : at + len(ids)])
+        if ids[: len(known)] != known:
+            raise GenerationFailed("The model failed to answer.", diagnostic="another's prefix")
+        played.append(Text(step.text, known))
+        if len(known) < len(ids):
+            rest = chain((Text("", ids[len(known) :]),), rest)
+        at += len(known)
+    return played, rest
 
 
 def due_at(now: float, pause: Pause) -> float:
@@ -186,6 +222,23 @@ class ScriptedTokenizer:
         return (IMAGE_TOKEN,) * IMAGE_TOKENS
 
 
+def _by_id(step: Text) -> Iterator[tuple[str, tuple[int, ...]]]:
+    ids = ids_of(step)
+    yield step.text, ids[:1]
+    for token_id in ids[1:]:
+        yield "", (token_id,)
+
+
+def _from_id(chunks: Sequence[EngineChunk], start: int) -> Sequence[EngineChunk]:
+    """The chunks from the one of the `start`-th id on."""
+    ids = 0
+    for at, chunk in enumerate(chunks):
+        if ids == start and chunk.token_ids:
+            return chunks[at:]
+        ids += len(chunk.token_ids)
+    return ()
+
+
 class _Running:
     """One request inside the engine: what it waits for now, and whether it was aborted."""
 
@@ -217,9 +270,7 @@ class _Budget:
     def spend(self, step: Text) -> EngineChunk:
         """The chunk for one piece of text, with the end if this was the last."""
         request = self._request
-        ids = step.ids
-        if ids is None:
-            ids = (256 + zlib.crc32(step.text.encode()) % 32_000,)
+        ids = ids_of(step)
         self._produced += len(ids)
         finish = None
         if request.stop_strings:
@@ -270,6 +321,7 @@ class ScriptedEngine:
         self._slots = slots
         self._script = script
         self._running: dict[str, _Running] = {}
+        self._lost = asyncio.Event()
         self._ticks: dict[float, list[_Running]] = {}
         self._card = ModelCard(
             id=served_id,
@@ -298,6 +350,14 @@ class ScriptedEngine:
     async def running(self) -> int:
         return len(self._running)
 
+    def lose(self) -> None:
+        """From now on it generates no more: `failed` returns."""
+        self._lost.set()
+
+    async def failed(self) -> str:
+        await self._lost.wait()
+        return "scripted"
+
     async def check(self, request: EngineRequest) -> None:
         """Nothing is known before it runs."""
 
@@ -305,12 +365,28 @@ class ScriptedEngine:
         if running := self._running.get(engine_request_id):
             running.abort()
 
+    def replay(self, request: EngineRequest, start: int = 0) -> Sequence[EngineChunk]:
+        """The texts of the prefix; of several ids the first has the text."""
+        played, _ = divide(self._script(request), request.prefix_ids)
+        chunks = [
+            EngineChunk(text=text, token_ids=ids, output_tokens=len(ids), replayed=True)
+            for step in played
+            for text, ids in _by_id(step)
+        ]
+        return _from_id(chunks, start)
+
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
-        """Play the script; every `Text` is one chunk."""
+        """Play the script, or what a prefix leaves of it; every `Text` is one chunk."""
         running = self._running[request.engine_request_id] = _Running()
         budget = _Budget(request)
         try:
-            for step in self._script(request):
+            played, steps = divide(self._script(request), request.prefix_ids)
+            for before in played:
+                finish = budget.spend(before).finish
+                if finish is not None:  # all that is missing is to say so
+                    yield EngineChunk(finish=finish)
+                    return
+            for step in steps:
                 match step:
                     case Text():
                         chunk = budget.spend(step)
@@ -322,12 +398,8 @@ class ScriptedEngine:
                         await self._pause(running, step)
                     case Gate(event=event):
                         await self._until(running, event)
-                    case Trouble(kind="fail"):
-                        raise GenerationFailed("The model failed to answer.", diagnostic="scripted")
-                    case Trouble(kind="hang"):
-                        await self._wait(running)
-                    case Trouble():
-                        os.kill(os.getpid(), signal.SIGKILL)
+                    case Trouble(kind=kind):
+                        await self._suffer(running, kind)
                     case End(reason=reason, matched=matched):
                         yield EngineChunk(finish=EngineFinish(reason=reason, matched=matched))
                         return
@@ -337,6 +409,16 @@ class ScriptedEngine:
             yield EngineChunk(finish=EngineFinish(reason="stop"))
         finally:
             del self._running[request.engine_request_id]
+
+    async def _suffer(self, running: _Running, kind: str) -> None:
+        match kind:
+            case "fail":
+                raise GenerationFailed("The model failed to answer.", diagnostic="scripted")
+            case "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "lose":
+                self.lose()
+        await self._wait(running)
 
     async def _wait(self, running: _Running) -> None:
         if not running.aborted:

@@ -31,6 +31,7 @@ MARKERS: Final = {
     "[[slow]]": "pauses between pieces",
     "[[fail:start]] [[fail:N]]": "an error before the first token, or after N tokens",
     "[[hang:N]]": "silence after N tokens",
+    "[[lose:N]]": "the engine is lost after N tokens, with all that it runs",
     "[[crash:N]]": "death of the worker process after N tokens",
 }
 

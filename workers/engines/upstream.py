@@ -10,7 +10,7 @@ Our client's cancellation reaches the upstream as a closed connection, in any ph
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -211,6 +211,15 @@ class UpstreamEngine:
     async def abort(self, engine_request_id: str) -> None:
         if exchange := self._exchanges.get(engine_request_id):
             exchange.abort()
+
+    def replay(self, request: EngineRequest, start: int = 0) -> Sequence[EngineChunk]:
+        """It tells no ids, so there is no prefix."""
+        return ()
+
+    async def failed(self) -> str:
+        """Never: the upstream is not ours to start again, and a request that fails tells so."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice; see `Engine.generate`."""
