@@ -42,6 +42,9 @@ SSE_HEADERS = [
 IGNORED_HEADER = b"x-headrace-ignored"
 """Names what of a request had no effect, where the dialect profile wants that said."""
 
+_PIECE_BYTES = 1 << 16
+"""A reader who is slow but steady is seen to take something as often as that much is written."""
+
 _BEFORE_THE_ANSWER = (Accepted, Started)
 """An encoder may open the stream with what these tell."""
 
@@ -84,6 +87,7 @@ class Answer(Response):
         self._shutting_down = False
         self._wake = asyncio.Event()  # the waiting task has something new to look at
         generation.on_phase = self._wake.set
+        generation.on_limit = self._wake.set
 
     def shut_down(self) -> None:
         """The process ends: give up what is left of this answer."""
@@ -160,7 +164,7 @@ class Answer(Response):
             await asyncio.gather(carrying, leaving, woken, return_exceptions=True)
 
     def _next_due(self) -> float:
-        at, _ = self._generation.limit()
+        at = self._generation.due_at()
         # A write may begin while this time is waited for, and must not go unnoticed for long.
         since = self._written_at if self._writing else self._loop.time()
         at = min(at, since + self._limits.write_s)
@@ -180,11 +184,9 @@ class Answer(Response):
 
     async def _on_time(self, send: Send) -> None:
         now = self._loop.time()
-        at, error = self._generation.limit()
         if self._writing and now >= self._written_at + self._limits.write_s:
             raise ClientClosedRequest("The client stopped reading.")
-        if now >= at:
-            raise error
+        self._generation.on_due()
         if not self._stream or self._writing:
             return
         if not self._committed:
@@ -264,6 +266,14 @@ class Answer(Response):
         await self._send_body(send, b"".join(opening), more=more)
 
     async def _send_body(self, send: Send, body: bytes, *, more: bool) -> None:
+        if len(body) > _PIECE_BYTES:
+            last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
+            for at in range(0, last, _PIECE_BYTES):
+                piece = body[at : at + _PIECE_BYTES]
+                await self._write(
+                    send, {"type": "http.response.body", "body": piece, "more_body": True}
+                )
+            body = body[last:]
         await self._write(send, {"type": "http.response.body", "body": body, "more_body": more})
 
     async def _write(self, send: Send, message: Message) -> None:

@@ -3,21 +3,29 @@
 A Generation turns the reply messages of one Job, over however many attempts, into one grammatical
 run of Deltas. It knows neither a dialect nor a socket: a stream, a whole answer and a batch line
 drive it the same way. Times are in the event loop's clock.
+
+An attempt that is lost is followed by the next one, which goes on after what has arrived. That is
+always correct: the old one is cancelled, and its messages carry a number that nobody listens to any
+more. So where it is not certain that a worker is lost, moving on costs computing and nothing else.
+
+Source: streaming failures, sections 2, 4 and 6.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import structlog
 
+from ingress.retries import Loss, Retries
 from ingress.settings import TimeLimits
 from schemas import telemetry
+from schemas.continuation import Arrived
 from schemas.delta import (
-    OUT_OF_BAND,
+    ALIVE,
     Accepted,
     ArgumentsDelta,
     Completed,
@@ -33,29 +41,35 @@ from schemas.delta import (
 )
 from schemas.errors import (
     ErrorInfo,
-    GenerationFailed,
     GenerationTimeout,
     ModelOverloaded,
+    ModelUnavailable,
     ReportedError,
+    RequestTooLarge,
     ServiceError,
     ServingError,
     WorkerFailed,
 )
-from schemas.job import Job
-from schemas.reply import ReplyChecker, SequenceChecker
-from schemas.transport.base import Dispatcher, Reply
+from schemas.job import Continuation, Job
+from schemas.reply import MessagesMissing, ReplyChecker, SequenceChecker
+from schemas.transport.base import Dispatcher, Reply, ReplyLost, ReplySuspended
 
 log = structlog.get_logger()
-
-MAX_STRIKES = 2
-"""A Job that was lost with this many workers is not tried on another one."""
 
 _PROMPT_TOKENS_PER_SECOND = 2_000
 """Extra time to the first token for long prompts."""
 
 _SPOKEN = frozenset((TextDelta, ReasoningDelta, ArgumentsDelta))
 
+_SIGNALS = frozenset((Accepted, Started, Finished, Completed, Failed, Interrupted))
+
+_AT_WORK: Final = frozenset(("redelivered", "silent", "stalled", "gap", "disconnected"))
+"""Losses after which a worker may still be running the attempt."""
+
 Phase: TypeAlias = Literal["preparing", "queued", "prefill", "decode", "ended"]
+
+_Silence: TypeAlias = Literal["silent", "stalled", "redelivered"]
+_Limit: TypeAlias = Literal["total", "queue_wait", "retrying", "first_token", "later"] | _Silence
 
 
 class Generation:
@@ -68,9 +82,12 @@ class Generation:
         phase: `preparing` while the Job is not complete, `queued` until a worker accepted it,
             `prefill` until the first token.
         on_phase: Called when another phase, and so another limit, begins.
-        attempt: The attempt whose Deltas are being delivered.
+        on_limit: Called when a nearer limit comes up within a phase.
+        attempt: The latest attempt.
+        worker: Who runs it, or ran the one before.
+        retries: What attempts have been lost.
         finish_reason: Of the first choice that finished; for the log.
-        first_token_at: Loop time of `Started`.
+        first_token_at: Loop time of the first `Started`.
     """
 
     def __init__(
@@ -85,7 +102,9 @@ class Generation:
         self.phase: Phase = "queued" if prepare is None else "preparing"
         self._prepare = prepare
         self.on_phase: Callable[[], object] = lambda: None
+        self.on_limit: Callable[[], object] = lambda: None
         self.attempt = job.attempt
+        self.retries = Retries(limits.retry_s)
         self.finish_reason: str | None = None
         self.first_token_at: float | None = None
         self.accepted_at: float | None = None
@@ -93,17 +112,24 @@ class Generation:
         self._dispatcher = dispatcher
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._began_at = self._queued_at = self._progress_at = self._loop.time()
+        self._began_at = self._queued_at = self._loop.time()
+        self._heard_at = self._progress_at = self._began_at
         self._reply: Reply | None = None
         self._sequence = SequenceChecker(job.attempt)
         self._checker = ReplyChecker(job.choices)
+        self._arrived = Arrived(job.choices)
+        self._tokens_before = 0  # of earlier attempts
+        self._spoken = 0  # Deltas that an engine told no ids of: about one token each
         self._answered = False  # something of the answer has been delivered
         self._error: ServingError | None = None
-        self._strikes = 0
-        self._believed_lost = False
+        self._loss: Loss | None = None  # the attempt is lost, the next one is not yet sent
+        self._waiting = False  # for messages; else the reader is busy with what it has
+        self._suspected_at: float | None = None
+        self._given_up_for: _Silence | None = None
+        self._refusal: ServiceError | None = None  # why the next attempt is not on its way
         self._input_tokens = 0
         self._cached_tokens = 0
-        self._output_tokens = 0
+        self._figures_of = 0  # the attempt that told them
         self._usage: Usage | None = None  # the worker's own figures, at the end
 
     @property
@@ -111,7 +137,8 @@ class Generation:
         """Tokens as far as known; final once the reply has ended."""
         if self._usage is not None:
             return self._usage
-        return Usage(self._input_tokens, self._cached_tokens, self._output_tokens, 0)
+        output_tokens = self._arrived.tokens or self._spoken
+        return Usage(self._input_tokens, self._cached_tokens, output_tokens, 0)
 
     @property
     def ttft_s(self) -> float | None:
@@ -128,92 +155,125 @@ class Generation:
             self.job = await self._prepare(self.job)
             self._queued_at = self._loop.time()
             self._enter("queued")
-        self._reply = await self._dispatcher.dispatch(self.job)
+        self._reply = await self._dispatcher.dispatch(self._next_job(None))
 
     async def receive(self) -> Sequence[Delta]:
         """The Deltas that have arrived; waits for some. The last batch ends with `Completed`.
 
-        `Accepted` and `Started` are delivered once, whatever the number of attempts.
+        `Accepted` and `Started` are delivered once, whatever the number of attempts. An attempt
+        that was lost is followed by the next one only when the reader asks for more: one who does
+        not read holds no worker.
 
         Raises:
             ServingError: The reply ended in an error.
         """
-        assert self._reply is not None, "start() comes first"
         while True:
             if self._error is not None:
                 raise self._error
             deltas: list[Delta] = []
             try:
-                for message in await self._messages():
-                    if message.seq == OUT_OF_BAND:
-                        await self._hear_of(message)
-                    elif self._sequence.accept(message):
-                        self._believed_lost = False
-                        interrupted = self._take(message, deltas)
-                        if interrupted is not None:
-                            await self._retry(interrupted)
+                if self._loss is not None:
+                    await self._move(self._loss)
+                await self._hear(deltas)
             except ServingError as error:
                 # What came before it is still the reader's.
                 self._error = error
-            self._progress_at = self._loop.time()
             if deltas:
                 return deltas
 
-    async def _messages(self) -> Sequence[ReplyMessage]:
-        assert self._reply is not None
-        if not self._believed_lost:
-            return await self._reply.receive()
+    async def _hear(self, deltas: list[Delta]) -> None:
+        """Take what arrives next; sets `_loss` if that was the last of this attempt."""
+        assert self._reply is not None, "start() comes first"
+        self._waiting = True
         try:
-            async with asyncio.timeout(self._limits.last_words_s):
-                return await self._reply.receive()
-        except TimeoutError:
-            raise WorkerFailed("The worker that was answering this request was lost.") from None
+            messages = await self._reply.receive()
+        except ReplySuspended:
+            self._loss = "suspended"
+            return
+        except ReplyLost:
+            self._loss = self._given_up_for or "disconnected"
+            return
+        finally:
+            self._waiting = False
+        now = self._loop.time()
+        try:
+            for message in messages:
+                if message.seq < 0:
+                    self._hear_aside(message, now)
+                elif self._sequence.accept(message):
+                    self._heard_at = self._progress_at = now
+                    self._suspected_at = None
+                    self._take(message, deltas)
+                if self._loss is not None:
+                    return
+        except MessagesMissing as error:
+            log.warning("reply.gap", job_id=self.job.job_id, diagnostic=error.diagnostic)
+            self._loss = "gap"
 
-    async def _hear_of(self, message: ReplyMessage) -> None:
-        """Another worker got the Job again: the one that runs this attempt seems to be lost.
+    def _hear_aside(self, message: ReplyMessage, now: float) -> None:
+        """A sign of life; or another worker got the Job again, so this attempt seems to be lost.
 
-        It may only have lost its channel and still be speaking. Where nothing of the answer is out,
-        a fresh attempt is cheap, and this one is cancelled; else it gets a moment to prove itself.
+        Its worker may only have lost its channel and still be speaking. One that had accepted the
+        Job is asked, and gets a moment to answer.
         """
-        assert self._reply is not None
-        if message.attempt != self.attempt or not isinstance(message.deltas[0], Interrupted):
+        if message.attempt != self.attempt or self.phase == "ended":
             return
-        if self._answered:
-            self._believed_lost = True
-            return
-        await self._reply.cancel()
-        await self._retry(message.deltas[0])
+        if message.seq == ALIVE:
+            self._heard_at = now
+            self._suspected_at = None
+        elif self.phase == "queued":
+            self._loss = "redelivered"
+        elif self._suspected_at is None:
+            assert self._reply is not None
+            self._suspected_at = now
+            self._reply.probe()
+            self.on_limit()
 
-    def _take(self, message: ReplyMessage, deltas: list[Delta]) -> Interrupted | None:
-        for _, ids in message.token_ids:
-            self._output_tokens += len(ids)
-        if not message.token_ids:  # engines that do not tell them say about one token at a time
-            self._output_tokens += sum(type(delta) in _SPOKEN for delta in message.deltas)
+    def _take(self, message: ReplyMessage, deltas: list[Delta]) -> None:
+        arrived, feed = self._arrived, self._checker.feed
+        if message.token_ids:
+            arrived.add_ids(message)
+        else:
+            self._spoken += sum(type(delta) in _SPOKEN for delta in message.deltas)
         for delta in message.deltas:
-            self._checker.feed(delta)
-            match delta:
-                case Accepted():
-                    self._accepted(delta, deltas)
-                case Started():
-                    self._started(delta, deltas)
-                case Interrupted():
-                    return delta
-                case Failed(error=error, usage=usage):
-                    self.phase = "ended"
-                    self._usage = _larger(self.usage, usage)
-                    raise ReportedError(error)
-                case Completed(usage=usage):
-                    self.phase = "ended"
-                    self._usage = usage
-                    deltas.append(delta)
-                case Finished(reason=reason):
-                    self._answered = True
-                    self.finish_reason = self.finish_reason or reason
-                    deltas.append(delta)
-                case _:
-                    self._answered = True
-                    deltas.append(delta)
-        return None
+            feed(delta)
+            if type(delta) in _SIGNALS:
+                self._signal(delta, deltas)
+            else:
+                arrived.add(delta)
+                deltas.append(delta)
+                self._answered = True
+
+    def _signal(self, delta: Delta, deltas: list[Delta]) -> None:
+        """Take a Delta that changes how things stand."""
+        match delta:
+            case Accepted():
+                self._accepted(delta, deltas)
+            case Started():
+                self._started(delta, deltas)
+            case Interrupted(reason=loss):
+                self._loss = loss
+            case Failed(error=error, usage=usage):
+                self.phase = "ended"
+                self._usage = self._in_all(_larger(self.usage, usage))
+                raise ReportedError(error)
+            case Completed(usage=usage):
+                self.phase = "ended"
+                self._usage = self._in_all(usage)
+                deltas.append(Completed(self._usage))
+            case Finished(reason=reason):
+                self.finish_reason = self.finish_reason or reason
+                self._answered = True
+                self._arrived.add(delta)
+                deltas.append(delta)
+
+    def _in_all(self, usage: Usage) -> Usage:
+        """A later attempt reads the prompt again, but its figures are those of the first time."""
+        if self._figures_of in (0, self.attempt):
+            return usage
+        return Usage(
+            self._input_tokens, self._cached_tokens, usage.output_tokens, usage.reasoning_tokens
+        )
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -221,77 +281,152 @@ class Generation:
 
     def _accepted(self, delta: Accepted, deltas: list[Delta]) -> None:
         self.worker = delta.worker
-        self._input_tokens = delta.input_tokens
+        if not self._figures_of:
+            self._input_tokens = delta.input_tokens
         if self.accepted_at is None:
             self.accepted_at = self._loop.time()
             deltas.append(delta)
         self._enter("prefill")
 
     def _started(self, delta: Started, deltas: list[Delta]) -> None:
-        self._enter("decode")
-        self._input_tokens = delta.input_tokens
-        self._cached_tokens = delta.cached_tokens
         if self.first_token_at is None:
             self.first_token_at = self._loop.time()
+            self._figures_of = self.attempt
+            self._input_tokens = delta.input_tokens
+            self._cached_tokens = delta.cached_tokens
             deltas.append(delta)
+        self._enter("decode")
 
-    async def _retry(self, interrupted: Interrupted) -> None:
-        """Dispatch the next attempt, unless the answer has begun or the Job seems to be poison.
+    async def _move(self, loss: Loss) -> None:
+        """Follow a lost attempt by the next one.
 
         Raises:
-            WorkerFailed: Part of the answer is out and cannot be taken back.
+            WorkerFailed: Part of the answer is out and cannot be continued; or it is enough.
             GenerationFailed: Too many workers were lost with this Job.
         """
         assert self._reply is not None
+        self._loss = None
+        now = self._loop.time()
+        accepted = self.phase != "queued"
+        tokens = self._arrived.tokens
+        progressed = tokens > self._tokens_before
+        self.retries.lost(loss, accepted=accepted, progressed=progressed, now=now)
         log.warning(
             telemetry.JOB_INTERRUPTED,
             job_id=self.job.job_id,
             attempt=self.attempt,
-            reason=interrupted.reason,
-            worker=self.worker,
+            reason=loss,
+            worker=self.worker if accepted else None,
+            strikes=self.retries.strikes,
+            tokens=tokens,
         )
-        if interrupted.reason == "redelivered" and self.phase != "queued":
-            self._strikes += 1
-        if self._answered:
-            raise WorkerFailed("The worker that was answering this request was lost.")
-        if self._strikes >= MAX_STRIKES:
-            raise GenerationFailed("This request could not be completed on any worker.")
-        self.attempt += 1
-        self._queued_at = self._loop.time()
+        self.retries.check(now)
+        continuation = self._arrived.continuation(self.job)
+        if continuation is None:
+            if self._answered:
+                raise WorkerFailed("The worker that was answering this request was lost.")
+            self._arrived = Arrived(self.job.choices)
+            self._spoken = 0
+        self._tokens_before = self._arrived.tokens
+        self._checker.begin_attempt(continued=continuation is not None)
+        if loss in _AT_WORK:
+            await self._reply.cancel()
+        if accepted:
+            self._queued_at = now
         self._enter("queued")
-        self._output_tokens = 0
-        self._checker = ReplyChecker(self.job.choices)
-        self._sequence.begin_attempt(self.attempt)
-        await self._reply.redispatch(
-            msgspec.structs.replace(
-                self.job,
-                attempt=self.attempt,
-                queue_deadline=self.job.queue_deadline + self._queued_at - self._began_at,
-            )
+        await self._redispatch(continuation)
+
+    async def _redispatch(self, continuation: Continuation | None) -> None:
+        """Send the next attempt; what refuses it may pass, until the limits end the wait.
+
+        Every try has a number of its own: one that seemed to be refused may yet turn up at a
+        worker.
+        """
+        assert self._reply is not None
+        while True:
+            if delay_s := self.retries.next_delay_s():
+                await asyncio.sleep(delay_s)
+            self.attempt += 1
+            self._sequence.begin_attempt(self.attempt)
+            self._suspected_at = self._given_up_for = None
+            try:
+                await self._reply.redispatch(self._next_job(continuation))
+            except (ModelUnavailable, ModelOverloaded) as refusal:
+                self._refusal = refusal
+                continue
+            except RequestTooLarge as error:
+                raise WorkerFailed(
+                    "The worker that was answering this request was lost.",
+                    diagnostic=f"the continuation is too large: {error.diagnostic}",
+                ) from None
+            self._refusal = None
+            return
+
+    def _next_job(self, continuation: Continuation | None) -> Job:
+        """The Job as the latest attempt of it."""
+        return msgspec.structs.replace(
+            self.job,
+            attempt=self.attempt,
+            queue_deadline=self.job.queue_deadline + self._queued_at - self._began_at,
+            continuation=continuation,
+            suspect=self.retries.strikes > 0,
         )
 
-    def limit(self) -> tuple[float, ServingError]:
-        """When the present phase must have ended at the latest, and the error if it has not."""
+    def due_at(self) -> float:
+        """When `on_due` is to be called, unless `on_phase` or `on_limit` says otherwise."""
+        return self._next_limit()[0]
+
+    def on_due(self) -> None:
+        """Act on a limit that has passed: give up the attempt, or the request.
+
+        Raises:
+            ServingError: The request ends with this error.
+        """
+        at, limit = self._next_limit()
+        if self._loop.time() < at:
+            return
+        match limit:
+            case "total":
+                raise GenerationTimeout("The request took longer than allowed.")
+            case "queue_wait":
+                raise self._refusal or ModelOverloaded(
+                    "The request waited too long for a free worker."
+                )
+            case "retrying":
+                raise WorkerFailed("The worker that was answering this request was lost.")
+            case "first_token":
+                raise GenerationTimeout("The model did not begin to answer in time.")
+            case "silent" | "stalled" | "redelivered":
+                assert self._reply is not None
+                self._given_up_for = limit
+                self._reply.interrupt(limit)
+            case "later":
+                pass
+
+    def _next_limit(self) -> tuple[float, _Limit]:
+        """The nearest limit of the present phase."""
         limits = self._limits
-        total = (
-            self._began_at + limits.total_s,
-            GenerationTimeout("The request took longer than allowed."),
-        )
-        at: float
-        error: ServingError
-        at, error = total
+        found: list[tuple[float, _Limit]] = [(self._began_at + limits.total_s, "total")]
         match self.phase:
             case "queued":
-                at = self._queued_at + limits.queue_wait_s
-                error = ModelOverloaded("The request waited too long for a free worker.")
-            case "prefill":
-                at = self._progress_at + limits.first_token_s
-                at += self._input_tokens / _PROMPT_TOKENS_PER_SECOND
-                error = GenerationTimeout("The model did not begin to answer in time.")
-            case "decode":
-                at = self._progress_at + limits.stall_s
-                error = WorkerFailed("The worker that was answering this request fell silent.")
-        return (at, error) if at < total[0] else total
+                found.append((self._queued_at + limits.queue_wait_s, "queue_wait"))
+                found.append((self.retries.ends_at, "retrying"))
+            case "prefill" | "decode" if not self._waiting or self._given_up_for:
+                # What has arrived is not read yet. Look again before any limit could have passed.
+                found.append((self._loop.time() + min(limits.silence_s, limits.stall_s), "later"))
+            case "prefill" | "decode":
+                found.append((self._heard_at + limits.silence_s, "silent"))
+                if self._suspected_at is not None:
+                    found.append((self._suspected_at + limits.last_words_s, "redelivered"))
+                if self.phase == "decode":
+                    found.append((self._progress_at + limits.stall_s, "stalled"))
+                else:
+                    tokens = self._input_tokens + self._tokens_before
+                    extra_s = tokens / _PROMPT_TOKENS_PER_SECOND
+                    found.append(
+                        (self._progress_at + limits.first_token_s + extra_s, "first_token")
+                    )
+        return min(found)
 
     async def close(self) -> None:
         """Give back what the reply holds; a reply that has not ended is cancelled. Idempotent."""

@@ -17,8 +17,10 @@ class TimeLimits(BaseModel):
     Attributes:
         queue_wait_s: Until a worker takes the Job.
         first_token_s: From then to the first token, plus one second per 2,000 prompt tokens.
-        stall_s: Between tokens; a worker silent for longer counts as lost.
+        stall_s: Between tokens; a worker that has none for longer counts as lost.
+        silence_s: Between signs of life of a worker; they come every second.
         last_words_s: How long a worker that seems lost has to show that it is not.
+        retry_s: How long a request is given to one worker after another without any progress.
         total_s: The whole request.
         commit_after_accept_s: A stream's status line leaves this long after a worker accepted the
             Job, or with the first token, whichever comes first.
@@ -34,7 +36,9 @@ class TimeLimits(BaseModel):
     queue_wait_s: float = Field(default=60.0, gt=0)
     first_token_s: float = Field(default=120.0, gt=0)
     stall_s: float = Field(default=60.0, gt=0)
-    last_words_s: float = Field(default=2.0, gt=0)
+    silence_s: float = Field(default=10.0, gt=0)
+    last_words_s: float = Field(default=0.3, gt=0)
+    retry_s: float = Field(default=120.0, gt=0)
     total_s: float = Field(default=3600.0, gt=0)
     commit_after_accept_s: float = Field(default=1.0, ge=0)
     commit_s: float = Field(default=10.0, ge=0)

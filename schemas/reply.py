@@ -12,9 +12,12 @@ Nothing follows an end. `Counted` answers a Job that only counts and no other. A
 precedes its arguments, calls are numbered from 0 in order, and arguments follow the call they
 belong to. Every choice finishes before `Completed`.
 
-A reply is one attempt, or several: attempt n+1 begins after attempt n was interrupted. The owner of
-a reply numbers attempts; `SequenceChecker` refuses messages out of order, `ReplyChecker` Deltas out
-of grammar. Both are pure.
+A reply is one attempt, or several: attempt n+1 begins after attempt n was interrupted. It begins
+the choices afresh, or goes on with them where what has arrived of them ends; then a call's
+arguments may follow at once, and a choice that has finished stays so.
+
+The owner of a reply numbers attempts; `SequenceChecker` refuses messages out of order,
+`ReplyChecker` Deltas out of grammar. Both are pure.
 """
 
 from __future__ import annotations
@@ -44,8 +47,12 @@ from schemas.errors import ProtocolViolation
 State: TypeAlias = Literal["idle", "accepted", "started", "ended"]
 
 
+class MessagesMissing(ProtocolViolation):
+    """Messages of an attempt have been lost on the way."""
+
+
 class ReplyChecker:
-    """Walks one attempt's Deltas and raises `ProtocolViolation` at the first illegal one.
+    """Walks a reply's Deltas and raises `ProtocolViolation` at the first illegal one.
 
     Args:
         choices: How many choices the Job asked for; 0 if it only counts.
@@ -54,8 +61,19 @@ class ReplyChecker:
     __slots__ = ("_begun", "_calls", "_choices", "_finished", "_in_call", "state")
 
     def __init__(self, choices: int) -> None:
-        self.state: State = "idle"
         self._choices = choices
+        self.begin_attempt(continued=False)
+
+    def begin_attempt(self, *, continued: bool) -> None:
+        """The next Deltas are another attempt's.
+
+        Args:
+            continued: It goes on with the choices; else it begins them anew.
+        """
+        self.state: State = "idle"
+        if continued:
+            return
+        choices = self._choices
         self._finished: set[int] = set()
         self._begun = [False] * choices
         self._calls = [0] * choices
@@ -146,14 +164,14 @@ class SequenceChecker:
             False for a message of an earlier attempt or one already seen, which is to be ignored.
 
         Raises:
-            ProtocolViolation: A message is missing before this one.
+            MessagesMissing: A message is missing before this one.
         """
         if message.attempt < self.attempt or (
             message.attempt == self.attempt and message.seq < self.next_seq
         ):
             return False
         if message.attempt > self.attempt or message.seq != self.next_seq:
-            raise ProtocolViolation(
+            raise MessagesMissing(
                 "Part of the reply from the model was lost.",
                 diagnostic=(
                     f"expected {self.attempt}/{self.next_seq}, got {message.attempt}/{message.seq}"

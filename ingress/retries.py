@@ -1,0 +1,106 @@
+"""What it has cost to run one Job, and when that is enough.
+
+A worker that was lost may have been lost through the Job it ran. Losses count in a row: new tokens
+in between clear the Job. Whatever else ends an attempt (a worker that leaves, a reader too slow, a
+broker gone) is nobody's fault and only costs time, which is limited too.
+
+Source: streaming failures, section 4.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Final, Literal, TypeAlias
+
+from schemas.errors import GenerationFailed, WorkerFailed
+
+Loss: TypeAlias = Literal[
+    "redelivered",
+    "engine_lost",
+    "silent",
+    "stalled",
+    "gap",
+    "draining",
+    "suspended",
+    "disconnected",
+]
+"""Why an attempt will not go on.
+
+`redelivered`: another worker got the Job. `engine_lost`, `draining`: the worker said so.
+`silent`: it said nothing at all. `stalled`: it is there but generates nothing. `gap`: a part of
+what it said is missing. `suspended`: too much was unread. `disconnected`: the broker is gone.
+"""
+
+MAX_STRIKES: Final = 2
+"""A Job that was lost with this many workers in a row is not tried on another one."""
+
+MAX_LOST_WORKERS: Final = 10
+"""Nor is one that was lost with this many, whatever it achieved in between."""
+
+_STRIKES: Final = frozenset(("redelivered", "engine_lost", "silent", "stalled", "gap"))
+_FIRST_DELAY_S: Final = 0.1
+_MAX_DELAY_S: Final = 1.0
+
+
+class Retries:
+    """Counts the lost attempts of one Job and spaces the next ones.
+
+    Args:
+        retry_s: How long attempts that get nowhere may go on.
+
+    Attributes:
+        losses: Why each lost attempt was lost, in order.
+        strikes: Workers lost in a row.
+        ends_at: When attempts that get nowhere have gone on for too long.
+    """
+
+    def __init__(self, retry_s: float) -> None:
+        self.losses: list[Loss] = []
+        self.strikes = 0
+        self.ends_at = math.inf
+        self._retry_s = retry_s
+        self._lost_workers = 0
+        self._tries = 0
+
+    def lost(self, loss: Loss, *, accepted: bool, progressed: bool, now: float) -> None:
+        """An attempt was lost.
+
+        Args:
+            loss: How.
+            accepted: A worker had begun to run it.
+            progressed: It had produced new tokens.
+            now: In the clock of `ends_at`.
+        """
+        self.losses.append(loss)
+        if progressed:
+            self.strikes = self._tries = 0
+            self.ends_at = math.inf
+        if self.ends_at == math.inf:
+            self.ends_at = now + self._retry_s
+        if accepted and loss in _STRIKES:
+            self.strikes += 1
+            self._lost_workers += 1
+
+    def check(self, now: float) -> None:
+        """Whether there may be another attempt.
+
+        Raises:
+            GenerationFailed: The Job seems to be the reason.
+            WorkerFailed: It is enough all the same.
+        """
+        if self.strikes >= MAX_STRIKES:
+            raise GenerationFailed("This request could not be completed on any worker.")
+        if self._lost_workers >= MAX_LOST_WORKERS or now >= self.ends_at:
+            raise WorkerFailed("The workers that were answering this request were lost.")
+
+    def next_delay_s(self) -> float:
+        """How long to wait before the next try: longer and longer while all is in vain.
+
+        The first one goes at once. Others wait at random, or all replies that one loss has hit
+        would knock together.
+        """
+        tries, self._tries = self._tries, self._tries + 1
+        if not tries:
+            return 0.0
+        return min(_FIRST_DELAY_S * 2.0 ** (tries - 1), _MAX_DELAY_S) * random.uniform(0.5, 1.0)
