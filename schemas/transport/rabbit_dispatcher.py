@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
 
+from schemas.blobs.base import BlobStore
+from schemas.blobs.jobs import JobWriter
 from schemas.codec import (
     AnnounceRequest,
     Cancel,
@@ -25,7 +27,6 @@ from schemas.codec import (
     decode_frame,
     decode_worker,
     encode_control,
-    encode_job,
 )
 from schemas.delta import ReplyMessage
 from schemas.errors import (
@@ -65,7 +66,8 @@ class DispatcherSettings(ConnectionSettings, frozen=True, kw_only=True):
     Attributes:
         reply_queues: Reply queues declared ahead; beyond them requests share. 0: never share.
         reply_buffer_bytes: Unread bytes of one reply that break it.
-        max_job_bytes: The largest encoded Job that is published; keep it below the broker's own
+        max_inline_bytes: What of a Job goes into the blob store, if there is one, is larger.
+        max_job_bytes: The largest message of a Job that is published; the broker's own limit is its
             `max_message_size` (16 MiB by default since 4.0).
         publish_timeout_s: How long a Job may wait for the broker's confirmation.
         reconnect_wait_s: How long a Job waits for a connection that is just being made again.
@@ -74,6 +76,7 @@ class DispatcherSettings(ConnectionSettings, frozen=True, kw_only=True):
 
     reply_queues: int = 64
     reply_buffer_bytes: int = 1 << 20
+    max_inline_bytes: int = 256 << 10
     max_job_bytes: int = 60 << 20
     publish_timeout_s: float = 10.0
     reconnect_wait_s: float = 1.0
@@ -137,12 +140,15 @@ class RabbitDispatcher:
         overruns: Replies broken because they were not read.
     """
 
-    def __init__(self, url: str, settings: DispatcherSettings, name: str) -> None:
+    def __init__(
+        self, url: str, settings: DispatcherSettings, name: str, blobs: BlobStore | None
+    ) -> None:
         self._settings = settings
         self._name = name
         self._connection = BrokerConnection(
             url, name=name, settings=settings, set_up=self._set_up, on_lost=self._on_lost
         )
+        self._writer = JobWriter(blobs, settings.max_inline_bytes)
         self._replies: dict[str, RabbitReply] = {}
         self._workers: dict[str, tuple[WorkerInfo, float]] = {}
         self._cancels: dict[str, Job] = {}  # not yet told, for want of a connection
@@ -159,13 +165,15 @@ class RabbitDispatcher:
         url: str,
         settings: DispatcherSettings = _DEFAULTS,
         name: str = "dispatcher",
+        *,
+        blobs: BlobStore | None = None,
     ) -> RabbitDispatcher:
-        """Connect and put everything in place.
+        """Connect and put everything in place. Large Jobs go by way of `blobs`, if given.
 
         Raises:
             BrokerUnreachable: No usable broker within `settings.connect_timeout_s`.
         """
-        dispatcher = cls(url, settings, name)
+        dispatcher = cls(url, settings, name, blobs)
         await dispatcher._connection.open()
         return dispatcher
 
@@ -199,6 +207,7 @@ class RabbitDispatcher:
         for reply in self._replies.values():
             reply.fail(ServerShuttingDown("The server is shutting down."))
         self._replies.clear()
+        await self._writer.close()
 
     async def send(self, reply: RabbitReply) -> None:
         """Publish the reply's Job with a reply queue of the current connection.
@@ -207,14 +216,14 @@ class RabbitDispatcher:
             ModelUnavailable, ModelOverloaded, RequestTooLarge: It was not accepted.
         """
         job = reply.job
-        body = encode_job(job)
-        if len(body) > self._settings.max_job_bytes:
-            raise RequestTooLarge("The request is too large.", diagnostic=f"{len(body)} bytes")
         session = await self._connection.session_within(self._settings.reconnect_wait_s)
         if session is None or self._closed:
             raise ModelUnavailable("The service is not available.", diagnostic="no broker")
         if session.tap.blocked:
             raise ModelOverloaded("The service is overloaded.", diagnostic="broker blocked")
+        body = await self._writer.write(job)
+        if len(body) > self._settings.max_job_bytes:
+            raise RequestTooLarge("The request is too large.", diagnostic=f"{len(body)} bytes")
         pool, publisher = self._pool, self._publisher
         if reply.home is None or reply.home[0] is not pool:
             reply.home = (pool, await pool.lease(job.job_id))
@@ -275,6 +284,7 @@ class RabbitDispatcher:
         if self._replies.get(reply.job.job_id) is reply:
             del self._replies[reply.job.job_id]
         reply.leave_home()
+        self._writer.release(reply.job.job_id)
 
     async def _set_up(self, session: Session) -> None:
         channel = await session.channel(confirms=False)

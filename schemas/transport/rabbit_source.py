@@ -25,18 +25,20 @@ import structlog
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from aio_pika.exceptions import ChannelPreconditionFailed
 
+from schemas.blobs.base import BlobStore
+from schemas.blobs.jobs import JobReader, JobUnavailable
 from schemas.codec import (
     AnnounceRequest,
     Cancel,
     CodecError,
     Probe,
+    StoredJob,
     decode_control,
-    decode_job,
     encode_frame,
     encode_worker,
 )
 from schemas.delta import ALIVE, Failed, ReplyMessage
-from schemas.errors import InternalError
+from schemas.errors import InternalError, ServingError
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
 from schemas.transport import topology
@@ -67,11 +69,13 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
         batch_poll_s: How often a worker with free slots looks for batch Jobs when there were none,
             and for a queue that was taken from it.
         cancel_memory_s: How long a cancelled Job is remembered, in case it arrives later.
+        blob_patience_s: How long a blob store that fails is tried.
     """
 
     max_queued_jobs: int = 1000
     batch_poll_s: float = 0.25
     cancel_memory_s: float = 3600.0
+    blob_patience_s: float = 5.0
 
 
 _DEFAULTS = SourceSettings()
@@ -90,7 +94,7 @@ class CancelMemory:
         while len(self._attempts) > _CANCELS_REMEMBERED or self._oldest() < now - self._keep_s:
             self._attempts.popitem(last=False)
 
-    def covers(self, job: Job) -> bool:
+    def covers(self, job: Job | StoredJob) -> bool:
         attempt, _ = self._attempts.get(job.job_id, (0, 0.0))
         return job.attempt <= attempt
 
@@ -106,7 +110,13 @@ class RabbitJobSource:
     """
 
     def __init__(
-        self, url: str, model: str, slots: int, settings: SourceSettings, name: str
+        self,
+        url: str,
+        model: str,
+        slots: int,
+        settings: SourceSettings,
+        name: str,
+        blobs: BlobStore | None,
     ) -> None:
         self._model = model
         self._slots = slots
@@ -115,6 +125,7 @@ class RabbitJobSource:
         self._connection = BrokerConnection(
             url, name=name, settings=settings, set_up=self._set_up, on_lost=self._on_lost
         )
+        self._reader = JobReader(blobs, settings.blob_patience_s)
         self._outbox: Outbox
         self._publisher: Publisher
         self._prefetch: dict[JobClass, int] = {"interactive": slots, "count": COUNT_SLOTS}
@@ -140,13 +151,16 @@ class RabbitJobSource:
         slots: int,
         settings: SourceSettings = _DEFAULTS,
         name: str = "worker",
+        blobs: BlobStore | None = None,
     ) -> RabbitJobSource:
         """Connect, declare the model's queues and begin to consume.
+
+        Large Jobs are fetched from `blobs`, which is where the dispatchers put them.
 
         Raises:
             BrokerUnreachable: No usable broker within `settings.connect_timeout_s`.
         """
-        source = cls(url, model, slots, settings, name)
+        source = cls(url, model, slots, settings, name, blobs)
         await source._connection.open()
         return source
 
@@ -215,12 +229,20 @@ class RabbitJobSource:
             with contextlib.suppress(*BROKER_ERRORS):
                 await message.nack(requeue=True)
             return
+        outbox = self._outbox
         try:
-            job = decode_job(message.body)
+            job = await self._reader.read(message.body, redelivered=bool(message.redelivered))
         except CodecError as error:
             await self._refuse(message, str(error))
             return
-        delivery = RabbitDelivery(job, message, self._outbox, self._release, self._set_aside)
+        except JobUnavailable as error:
+            await self._do_without(message, error)
+            return
+        if not outbox.session.alive or self._draining:  # reading may have taken a while
+            with contextlib.suppress(*BROKER_ERRORS):
+                await message.nack(requeue=True)
+            return
+        delivery = RabbitDelivery(job, message, outbox, self._release, self._set_aside)
         if self._cancels.covers(job):
             delivery.cancelled.set()
         if delivery.redelivered:
@@ -245,14 +267,34 @@ class RabbitJobSource:
         """Set a message aside that is no Job, and tell whoever waits for its reply."""
         self.undecodable_jobs += 1
         log.error("job.undecodable", job_id=message.correlation_id, reason=reason)
+        self._answer(message, InternalError("The request could not be read by the worker."))
+        await self._set_aside(message, reason)
+
+    async def _do_without(self, message: AbstractIncomingMessage, missing: JobUnavailable) -> None:
+        """Settle a message whose Job cannot be had."""
+        cancelled = self._cancels.covers(missing.job)
+        if not cancelled:
+            log.error("job.unavailable", job_id=missing.job.job_id, reason=str(missing))
+        if missing.error is None and not cancelled:
+            with contextlib.suppress(*BROKER_ERRORS):
+                await message.nack(requeue=True)
+            return
+        if missing.error is not None:
+            self._answer(message, missing.error)
+        with contextlib.suppress(*BROKER_ERRORS):
+            await message.ack()
+
+    def _answer(self, message: AbstractIncomingMessage, error: ServingError) -> None:
+        """Tell whoever waits for the reply to a message that it ends in an error."""
         if message.reply_to and message.correlation_id:
             attempt = message.headers.get(topology.ATTEMPT_HEADER)
-            failed = Failed(InternalError("The request could not be read by the worker.").info())
             reply = ReplyMessage(
-                message.correlation_id, attempt if isinstance(attempt, int) else 1, 0, (failed,)
+                message.correlation_id,
+                attempt if isinstance(attempt, int) else 1,
+                0,
+                (Failed(error.info()),),
             )
             self._outbox.session.post("", message.reply_to, encode_frame((reply,)))
-        await self._set_aside(message, reason)
 
     async def _set_aside(self, message: AbstractIncomingMessage, reason: str) -> None:
         """Put a message into the dead-letter queue with a reason, then acknowledge it."""

@@ -23,7 +23,7 @@ PURE = (
     "ingress/batch/lifecycle.py",
     "workers/parsing/",
 )
-IMPURE = ("schemas/options.py", "schemas/telemetry.py", "schemas/transport/")
+IMPURE = ("schemas/blobs/", "schemas/options.py", "schemas/telemetry.py", "schemas/transport/")
 PURE_ALL_THE_SAME = ("schemas/transport/topology.py",)
 IMPURE_STDLIB = {
     *("asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os"),

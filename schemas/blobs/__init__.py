@@ -1,0 +1,1 @@
+"""What is too large for a message: the port of a blob store, and the stores."""

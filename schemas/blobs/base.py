@@ -1,0 +1,77 @@
+"""The port of a blob store: bytes under a key, whole or not at all.
+
+Keys are made by this program alone, never from what a client sent. A blob is written once. Blobs
+hold prompts, so a store lets nobody else read them; and a request under zero data retention must
+not come near one: whoever lets such requests in publishes their Jobs without a store.
+
+Rules every store obeys (the contract suite checks them):
+
+* A reader finds the whole blob or none, whatever becomes of the writer.
+* Deleting what is not there is no error; neither is two processes deleting the same.
+* What a writer that was killed left behind is listed, and can be deleted by that name.
+* Nothing blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+_KEY = re.compile(r"[a-z]+/[a-z0-9_-]+(\.[a-z0-9.]+)?")
+"""A folder and a name. Neither begins with a dot, so no key leads out of the store."""
+
+
+class BlobMissing(Exception):
+    """The store is there, the blob is not."""
+
+
+class BlobStoreUnavailable(Exception):
+    """The store cannot be reached, written or read. The text says why, and may be shown."""
+
+
+class BlobStore(Protocol):
+    """Where blobs lie."""
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store a blob.
+
+        Raises:
+            BlobStoreUnavailable: It was not stored.
+        """
+        ...
+
+    async def get(self, key: str) -> bytes:
+        """The whole blob.
+
+        Raises:
+            BlobMissing: There is none.
+            BlobStoreUnavailable: There may be one.
+        """
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Delete a blob, if it is there.
+
+        Raises:
+            BlobStoreUnavailable: It may still be there.
+        """
+        ...
+
+    async def list(self, folder: str) -> Sequence[str]:
+        """Keys in a folder such as `jobs`, in no order, with what unfinished puts left.
+
+        Raises:
+            BlobStoreUnavailable: Not known.
+        """
+        ...
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that could name anything but a blob.
+
+    Raises:
+        ValueError: It is none of ours.
+    """
+    if not _KEY.fullmatch(key):
+        raise ValueError("a blob's key must be like jobs/1760000000-0f3a")
