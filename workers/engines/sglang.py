@@ -12,12 +12,10 @@ Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
-from itertools import islice, zip_longest
 from typing import Any, Final, Literal
 
-from schemas.delta import PromptLogprob, TokenLogprob, TopLogprob
 from schemas.errors import GenerationFailed, ModelRequestRejected, ServingError
 from schemas.job import Job, TokenPrompt
 from schemas.model_card import Capabilities, EngineAccess, ModelCard
@@ -25,6 +23,7 @@ from schemas.sampling import OutputLimit, SamplingParams
 from workers.constraint import refused_constraint
 from workers.control_text import has_output_marker, special_texts
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
+from workers.engines.sglang_choice import Choice
 from workers.engines.sglang_grammar import GrammarTrial
 from workers.engines.sglang_launch import Launched, launch, shut_down
 from workers.engines.sglang_request import (
@@ -33,7 +32,6 @@ from workers.engines.sglang_request import (
     check,
     check_length,
     grammar,
-    shows_special,
 )
 from workers.engines.sglang_vision import Vision
 from workers.render import (
@@ -44,13 +42,11 @@ from workers.render import (
 )
 from workers.token_bytes import TokenBytes
 
-_LEAST_LOGPROB: Final = -9999.0
-"""Stands for minus infinity, which JSON does not have."""
-
 _PRIORITIES: Final = (-100, 100)
 """Ranks that callers may ask for where SGLang schedules by rank."""
 
-_REPLACEMENT: Final = "\ufffd"
+_THREAD_REPLAY_TOKENS: Final = 512
+"""Prefixes of more tokens than this are decoded off the event loop."""
 
 
 class _Running:
@@ -105,6 +101,7 @@ class SglangEngine:
         self._tokenizer = self._manager.tokenizer
         self._bytes = TokenBytes(self._tokenizer)
         config = self._manager.model_config
+        self._end_ids = _end_ids(config, self._tokenizer)
         scheduler = self._sglang._scheduler_init_result.scheduler_infos[0]
         self._facts = ModelFacts(
             context_length=min(config.context_len, scheduler["max_total_num_tokens"]),
@@ -206,6 +203,10 @@ class SglangEngine:
         if not await self._grammars.passes(*grammar(request.constraint)):
             raise refused_constraint(request.job)
 
+    def replay(self, request: EngineRequest) -> list[EngineChunk]:
+        """What an earlier attempt generated, as it was streamed."""
+        return self._choice(request).replay()
+
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice.
 
@@ -214,10 +215,15 @@ class SglangEngine:
             GenerationFailed: SGLang failed it.
         """
         await self.check(request)
+        choice = self._choice(request)
+        if (finish := choice.ended()) is not None:
+            yield EngineChunk(finish=finish)
+            return
         running = self._running[request.engine_request_id] = _Running(request.engine_request_id)
-        choice = _Choice(request, self._facts, self._tokenizer, self._bytes)
         outputs = None
         try:
+            if request.prefix_ids:
+                await self._prepare(choice, request)
             pictures = await self._pictures(request)
             if running.aborted:
                 yield EngineChunk(finish=EngineFinish(reason="abort"))
@@ -229,18 +235,11 @@ class SglangEngine:
                 stream=True,
             )
             async for output in outputs:
-                reason = output["meta_info"]["finish_reason"]
-                aborted = reason is not None and reason["type"] == "abort"
-                if aborted and not running.aborted and reason.get("status_code"):
-                    raise _refusal(request, reason["status_code"])
-                if aborted or running.aborted:
-                    # What comes with it may repeat earlier output, so none of it is passed on.
-                    yield EngineChunk(finish=EngineFinish(reason="abort"))
-                    return
-                chunk = choice.chunk(output)
-                yield chunk
-                if chunk.finish is not None:
-                    return
+                for piece in output.get("pieces", (output,)):
+                    chunk = _chunk(piece, request, running, choice)
+                    yield chunk
+                    if chunk.finish is not None:
+                        return
         except (ValueError, RuntimeError) as error:
             if rendered_images(request.job):
                 # The rest was checked before, so it is them: most likely there is no room for all.
@@ -257,6 +256,16 @@ class SglangEngine:
             if outputs is not None:
                 await outputs.aclose()
             del self._running[request.engine_request_id]
+
+    def _choice(self, request: EngineRequest) -> Choice:
+        return Choice(request, self._facts, self._tokenizer, self._bytes, self._end_ids)
+
+    async def _prepare(self, choice: Choice, request: EngineRequest) -> None:
+        """Let a choice begin where its prefix ends."""
+        if len(request.prefix_ids) > _THREAD_REPLAY_TOKENS:
+            await asyncio.to_thread(choice.replay)
+        else:
+            choice.replay()
 
     async def _pictures(self, request: EngineRequest) -> list[Any] | None:
         """The images of a request, decoded; None if it has none.
@@ -287,151 +296,22 @@ class SglangEngine:
             pass
 
 
-class _Choice:
-    """Turns SGLang's outputs for one choice into chunks."""
+def _chunk(
+    output: Mapping[str, Any], request: EngineRequest, running: _Running, choice: Choice
+) -> EngineChunk:
+    """What one output says.
 
-    def __init__(
-        self, request: EngineRequest, facts: ModelFacts, tokenizer: Any, token_bytes: TokenBytes
-    ) -> None:
-        self._request = request
-        self._tokenizer = tokenizer
-        self._bytes = token_bytes
-        self._shows_special = shows_special(request.job, facts)
-        stop = request.job.sampling.stop
-        self._stop_ids = frozenset(stop.token_ids)
-        # With `ignore_eos` SGLang ignores the caller's stop ids, too.
-        self._watched = self._stop_ids if stop.ignore_eos else frozenset()
-        self._ids: list[int] = []
-        self._sent = 0
-        self._recent: tuple[int, ...] = ()
-        self._begun = False
-
-    def chunk(self, output: Mapping[str, Any]) -> EngineChunk:
-        text: str = output["text"]
-        ids: tuple[int, ...] = tuple(output["output_ids"])
-        meta = output["meta_info"]
-        finish = self._finish(meta["finish_reason"])
-        if self._watched:
-            text, ids, finish = self._stop_at_id(text, ids, finish)
-        self._recent = (*self._recent, *ids)[-5:]
-        if finish is not None:
-            text = self._last_text(text, meta["finish_reason"])
-        return EngineChunk(
-            text=text,
-            token_ids=ids,
-            logprobs=self._logprobs(meta, len(ids)),
-            prompt_logprobs=self._prompt_logprobs(meta),
-            output_tokens=len(ids),
-            input_tokens=meta["prompt_tokens"],
-            cached_tokens=meta["cached_tokens"],
-            hidden_states=self._hidden_states(meta) if finish is not None else None,
-            routed_experts=meta.get("routed_experts") if finish is not None else None,
-            finish=finish,
-        )
-
-    def _finish(self, reason: Mapping[str, Any] | None) -> EngineFinish | None:
-        if reason is None:
-            return None
-        matched = reason.get("matched")
-        if isinstance(matched, str) and matched not in self._request.stop_strings:
-            # This is how SGLang reports that the model's output was not a number.
-            raise GenerationFailed("The model failed to answer.", diagnostic="invalid logits")
-        if isinstance(matched, int) and matched not in self._stop_ids:
-            matched = None
-        return EngineFinish(reason=reason["type"], matched=matched)
-
-    def _stop_at_id(
-        self, text: str, ids: tuple[int, ...], finish: EngineFinish | None
-    ) -> tuple[str, tuple[int, ...], EngineFinish | None]:
-        """Cut a chunk after the first watched id, if it has one."""
-        end = next((at for at, token_id in enumerate(ids) if token_id in self._watched), None)
-        if end is None:
-            self._ids += ids
-            self._sent += len(text)
-            return text, ids, finish
-        whole = self._decode([*self._ids, *ids[:end]])
-        return whole[self._sent :], ids[: end + 1], EngineFinish(reason="stop", matched=ids[end])
-
-    def _last_text(self, text: str, reason: Mapping[str, Any] | None) -> str:
-        """The last increment without the text of a stop token and without half a character."""
-        recent = self._recent
-        if isinstance(matched := (reason or {}).get("matched"), int):
-            recent = recent[:-1]
-            if self._request.stop_strings and not self._request.job.sampling.stop.include_in_text:
-                # `no_stop_trim` keeps stop tokens as well as stop strings.
-                text = text.removesuffix(self._decode([matched]))
-        if text.endswith(_REPLACEMENT):
-            tail = b"".join(self._bytes[token_id] for token_id in recent)
-            if not tail.endswith(_REPLACEMENT.encode()):
-                text = text[:-1]
-        return text
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(
-            ids,
-            skip_special_tokens=not self._shows_special,
-            spaces_between_special_tokens=self._request.job.sampling.spaces_between_special_tokens,
-        )
-        return text
-
-    def _logprobs(self, meta: Mapping[str, Any], count: int) -> tuple[TokenLogprob, ...]:
-        if not self._request.job.sampling.logprobs:
-            return ()
-        return tuple(
-            TokenLogprob(
-                token_id,
-                self._bytes[token_id].decode(errors="replace"),
-                self._bytes[token_id],
-                max(logprob, _LEAST_LOGPROB),
-                tuple(self._top(*entry) for entry in top or ()),
-                tuple(self._top(*entry) for entry in asked or ()),
-            )
-            for (logprob, token_id, _), top, asked in islice(_positions(meta, "output"), count)
-        )
-
-    def _prompt_logprobs(self, meta: Mapping[str, Any]) -> tuple[PromptLogprob, ...]:
-        """All of them, on the first output; SGLang repeats them on every one."""
-        begun, self._begun = self._begun, True
-        sampling = self._request.job.sampling
-        if begun or not sampling.logprobs or sampling.prompt_logprobs_from is None:
-            return ()
-        return tuple(
-            PromptLogprob(
-                token_id,
-                self._bytes[token_id].decode(errors="replace"),
-                self._bytes[token_id],
-                None if logprob is None else max(logprob, _LEAST_LOGPROB),
-                tuple(self._top(*entry) for entry in top or ()),
-                tuple(self._top(*entry) for entry in asked or ()),
-            )
-            for (logprob, token_id, _), top, asked in islice(
-                _positions(meta, "input"), int(sampling.prompt_logprobs_from > 0), None
-            )
-        )
-
-    def _hidden_states(self, meta: Mapping[str, Any]) -> list[Any] | None:
-        wanted = self._request.job.sampling.engine.hidden_states
-        states: list[Any] | None = meta.get("hidden_states")
-        if wanted != "last" or not states:
-            return states
-        return states[-1] if isinstance(states[-1], list) else states
-
-    def _top(self, logprob: float, token_id: int, _: Any) -> TopLogprob:
-        token_bytes = self._bytes[token_id]
-        return TopLogprob(
-            token_id,
-            token_bytes.decode(errors="replace"),
-            token_bytes,
-            max(logprob, _LEAST_LOGPROB),
-        )
-
-
-def _positions(meta: Mapping[str, Any], side: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Per token of one side: itself, its best alternatives, those that were asked about."""
-    tokens = meta.get(f"{side}_token_logprobs") or ()
-    top = meta.get(f"{side}_top_logprobs") or ()
-    asked = meta.get(f"{side}_token_ids_logprobs") or ()
-    return islice(zip_longest(tokens, top, asked), len(tokens))
+    Raises:
+        ServingError: SGLang ended the request with an error.
+    """
+    reason = output["meta_info"]["finish_reason"]
+    aborted = reason is not None and reason["type"] == "abort"
+    if aborted and not running.aborted and reason.get("status_code"):
+        raise _refusal(request, reason["status_code"])
+    if aborted or running.aborted:
+        # What comes with it may repeat earlier output, so none of it is passed on.
+        return EngineChunk(finish=EngineFinish(reason="abort"))
+    return choice.chunk(output)
 
 
 def _access(server_args: Mapping[str, Any]) -> EngineAccess:
@@ -467,6 +347,13 @@ def _refusal(request: EngineRequest, status: int) -> ServingError:
     if status == 400 and request.constraint is not None:
         return refused_constraint(request.job)
     return GenerationFailed("The model failed to answer.", diagnostic=f"sglang status {status}")
+
+
+def _end_ids(config: Any, tokenizer: Any) -> frozenset[int]:
+    """All ids that SGLang takes for the model's natural end."""
+    additional = getattr(tokenizer, "additional_stop_token_ids", None) or ()
+    ids = {*(config.hf_eos_token_id or ()), *additional, tokenizer.eos_token_id}
+    return frozenset(ids - {None})
 
 
 def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: Collection[int]) -> str:

@@ -101,6 +101,13 @@ def _construct(model: str, slots: int, given: dict[str, Any]) -> Any:
 
         event_loop: asyncio.AbstractEventLoop | None
 
+        def _coalesce_streaming_chunks(
+            self, out_list: list[dict[str, Any]], rid: str, *args: Any, **kwargs: Any
+        ) -> dict[str, Any]:
+            # What is joined when its reader is late could not be counted apart: which of the
+            # tokens are reasoning, which came after a stop string.
+            return {**out_list[-1], "pieces": out_list}
+
         def auto_create_handle_loop(self) -> None:
             if self.event_loop is not None:
                 return

@@ -18,6 +18,7 @@ import msgspec
 from schemas.errors import (
     ContextLengthExceeded,
     ContextOverflow,
+    GenerationFailed,
     InvalidPrompt,
     UnsupportedParameter,
     UnsupportedValue,
@@ -35,6 +36,7 @@ from schemas.sampling import (
     StructuralTag,
 )
 from workers.engines.base import EngineRequest
+from workers.engines.sglang_continuation import PREFIX_KEY
 
 MAX_STOP_STRINGS: Final = 32
 _SEED_MASK: Final = (1 << 63) - 1
@@ -71,6 +73,7 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
         InvalidPrompt: There is no prompt, or a token id outside the vocabulary in it.
         UnsupportedValue: Another token id outside the vocabulary.
         UnsupportedParameter: An option that this engine was not started with.
+        GenerationFailed: What it is to continue is not this model's.
     """
     check_length(len(request.prompt_ids), request.max_tokens, facts)
     if not request.prompt_ids:
@@ -78,6 +81,10 @@ def check(request: EngineRequest, facts: ModelFacts) -> None:
     sampling = request.job.sampling
     if not _in_vocabulary(request.prompt_ids, facts):
         raise InvalidPrompt(_vocabulary_text(facts), param="prompt")
+    if not _in_vocabulary(request.prefix_ids, facts):
+        raise GenerationFailed(
+            "The model failed to answer.", diagnostic="continued ids are outside the vocabulary"
+        )
     for param, token_ids in (
         ("stop_token_ids", sampling.stop.token_ids),
         ("logit_bias", tuple(token_id for token_id, _ in sampling.logit_bias)),
@@ -114,7 +121,8 @@ def arguments(request: EngineRequest, facts: ModelFacts) -> dict[str, Any]:
         "sampling_params": _sampling_params(request, facts),
     }
     if sampling.logprobs:
-        start = sampling.prompt_logprobs_from
+        # A choice that goes on after a prefix has told of its prompt before.
+        start = sampling.prompt_logprobs_from if not request.prefix_ids else None
         given["return_logprob"] = True
         given["top_logprobs_num"] = sampling.top_logprobs
         given["token_ids_logprob"] = list(sampling.logprob_token_ids) or None
@@ -169,12 +177,21 @@ def _sampling_params(request: EngineRequest, facts: ModelFacts) -> dict[str, Any
         params["sampling_seed"] = (sampling.seed + request.choice % sampling.n) & _SEED_MASK
     elif facts.deterministic:
         params["sampling_seed"] = secrets.randbits(63)
-    if sampling.engine.custom_params:
-        params["custom_params"] = sampling.engine.custom_params
+    if custom := _custom_params(request):
+        params["custom_params"] = custom
     if request.constraint is not None:
         name, value = grammar(request.constraint)
         params[name] = value
     return params
+
+
+def _custom_params(request: EngineRequest) -> dict[str, Any]:
+    """The caller's own, and the ids to go on after; see `sglang_continuation`."""
+    custom = {**request.job.sampling.engine.custom_params}
+    custom.pop(PREFIX_KEY, None)
+    if request.prefix_ids:
+        custom[PREFIX_KEY] = list(request.prefix_ids)
+    return custom
 
 
 def _given(sampling: SamplingParams) -> dict[str, float | int]:

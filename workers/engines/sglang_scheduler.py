@@ -1,5 +1,7 @@
 """What runs inside SGLang's scheduler process: a bound on its memory, and seeds on a CPU.
 
+What continues requests there is in `sglang_continuation`.
+
 SGLang remembers every grammar that it ever compiled. Here it forgets the oldest ones.
 
 SGLang honours `sampling_seed` in its deterministic mode only, whose kernels need a GPU; elsewhere a
@@ -21,6 +23,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+from workers.engines.sglang_continuation import continue_requests
+
 MOST_GRAMMARS: Final = 512
 MOST_GRAMMAR_BYTES: Final = 512 << 20
 
@@ -33,6 +37,7 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> None:
     from sglang.srt.managers.scheduler import run_scheduler_process as run
 
     _bound_grammars()
+    continue_requests()
     if not torch.cuda.is_available():
         _honour_seeds()
     run(*args, **kwargs)
