@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from schemas.transport.rabbit import parse_url
+from schemas.transport.rabbit import parse_urls
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,13 +34,13 @@ def stacked(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 class AmqpUrl(click.ParamType[str]):
-    """A URL that can be a broker's."""
+    """A URL that can be a broker's, or several after commas: the nodes of one cluster."""
 
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            parse_url(value)
+            parse_urls(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return str(value)

@@ -128,7 +128,10 @@ class Delivery(Protocol):
         ...
 
     async def writable(self) -> None:
-        """Wait until the transport has room; returns at once unless it is far behind."""
+        """Wait until the transport has room, or nobody waits for the reply any more.
+
+        Returns at once unless the transport is far behind.
+        """
         ...
 
     async def ack(self) -> None:

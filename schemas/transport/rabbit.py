@@ -4,7 +4,7 @@ The dispatcher is in `rabbit_dispatcher`, the job source in `rabbit_source`; wha
 `rabbit_connection` (one connection, kept up) and `rabbit_wire` (the socket).
 """
 
-from schemas.transport.rabbit_connection import BrokerUnreachable, parse_url
+from schemas.transport.rabbit_connection import BrokerUnreachable, parse_urls
 from schemas.transport.rabbit_dispatcher import DispatcherSettings, RabbitDispatcher
 from schemas.transport.rabbit_source import RabbitJobSource, SourceSettings
 
@@ -14,5 +14,5 @@ __all__ = [
     "RabbitDispatcher",
     "RabbitJobSource",
     "SourceSettings",
-    "parse_url",
+    "parse_urls",
 ]

@@ -5,7 +5,8 @@ made again from nothing, by the same code that made it the first time, and count
 all of it stands. aio-pika's own robust connection restores object by object instead, and can come
 back with a socket and no consumers.
 
-A `Session` is one such connection's life. This module knows no Job and no reply.
+A `Session` is one such connection's life. A cluster has several URLs; whoever is not answered at
+one of them goes to the next. This module knows no Job and no reply.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 
 import aio_pika
@@ -33,8 +35,7 @@ log = structlog.get_logger(__name__)
 BROKER_ERRORS = (*CONNECTION_EXCEPTIONS, TimeoutError)
 """What any call to the broker may raise when the connection or the channel fails."""
 
-_CLOSE_TIMEOUT_S = 3.0
-_SET_UP_TIMEOUT_S = 30.0
+_CLOSE_TIMEOUT_S = 2.0
 
 
 class BrokerUnreachable(ConnectionError):
@@ -46,7 +47,8 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         connect_timeout_s: How long the first connection is tried for.
-        attempt_timeout_s: How long one attempt may take.
+        attempt_timeout_s: How long one attempt may take to reach a broker.
+        set_up_timeout_s: How long it may then take to put everything in place.
         heartbeat_s: A peer that is silent for about twice as long is given up.
         reconnect_min_s: Pause before the first reconnect; doubles with each failure and is spread
             by half of itself either way, so that a broker's clients do not return all at once.
@@ -55,10 +57,11 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     connect_timeout_s: float = 30.0
-    attempt_timeout_s: float = 10.0
+    attempt_timeout_s: float = 5.0
+    set_up_timeout_s: float = 30.0
     heartbeat_s: int = 15
     reconnect_min_s: float = 0.25
-    reconnect_max_s: float = 5.0
+    reconnect_max_s: float = 2.0
     write_buffer_bytes: int = 1 << 20
 
 
@@ -145,7 +148,9 @@ class Session:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():  # by aiormq, with a channel, unless the session is over already
+            self.fail("a task was cancelled")
+        elif (error := task.exception()) is not None:
             self.fail(f"{type(error).__name__}: {error}")
 
     def post(self, exchange: str, routing_key: str, body: bytes) -> None:
@@ -166,14 +171,21 @@ class Session:
             with contextlib.suppress(OSError):
                 await self._writer.drain()
 
+    @property
+    def backlog(self) -> bool:
+        """Whether more than the allowed bytes are unsent."""
+        transport = self._writer.transport
+        return transport.get_write_buffer_size() > transport.get_write_buffer_limits()[1]
+
     async def close(self) -> None:
         self.fail("closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._connection.close()
+            with cancelled_by_nobody_else():
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._connection.close()
         except BROKER_ERRORS:
             self._writer.transport.abort()
 
@@ -186,7 +198,7 @@ class BrokerConnection:
     """Holds the current session and makes the next one when it is lost.
 
     Args:
-        url: `amqp://` or `amqps://`, credentials included.
+        urls: `amqp://` or `amqps://`, credentials included; of a cluster, several after commas.
         name: Shown by the broker's tools.
         set_up: Puts channels, queues and consumers in place on a new session.
         on_lost: Told at once when a session that was up is no more.
@@ -196,9 +208,10 @@ class BrokerConnection:
     """
 
     def __init__(
-        self, url: str, *, name: str, settings: ConnectionSettings, set_up: SetUp, on_lost: Lost
+        self, urls: str, *, name: str, settings: ConnectionSettings, set_up: SetUp, on_lost: Lost
     ) -> None:
-        self._url = parse_url(url, settings)
+        self._urls = deque(parse_urls(urls, settings))
+        self._urls.rotate(random.randrange(len(self._urls)))  # clients spread over a cluster
         self._name = name
         self._settings = settings
         self._set_up = set_up
@@ -240,12 +253,14 @@ class BrokerConnection:
                 await self._begin()
                 break
             except (AuthenticationError, ProbableAuthenticationError) as error:
-                raise BrokerUnreachable(f"{self._place} refused the credentials") from error
+                raise BrokerUnreachable(
+                    f"{_place(self._urls[-1])} refused the credentials"
+                ) from error
             except BROKER_ERRORS as error:
                 pause = self._pause(failures)
                 if asyncio.get_running_loop().time() + pause > deadline:
                     raise BrokerUnreachable(
-                        f"no usable broker at {self._place}: {_cause(error)}"
+                        f"no usable broker at {self._places}: {_cause(error)}"
                     ) from error
                 await asyncio.sleep(pause)
                 failures += 1
@@ -262,16 +277,16 @@ class BrokerConnection:
             await self._session.close()
 
     async def _begin(self) -> None:
-        session = await Session.open(self._url, self._name, self._settings)
-        try:
-            async with asyncio.timeout(_SET_UP_TIMEOUT_S):
-                await self._set_up(session)
-        except BaseException as error:
-            await session.close()
-            if isinstance(error, asyncio.CancelledError) and not being_cancelled():
-                # aiormq ends what waits on a dying channel this way.
-                raise ConnectionError("the connection was lost while being set up") from error
-            raise
+        url = self._urls[0]
+        self._urls.rotate(-1)  # whatever comes of it, the next attempt is at the next one
+        with cancelled_by_nobody_else():
+            session = await Session.open(url, self._name, self._settings)
+            try:
+                async with asyncio.timeout(self._settings.set_up_timeout_s):
+                    await self._set_up(session)
+            except BaseException:
+                await session.close()
+                raise
         self._session = session
         self._up.set()
 
@@ -293,7 +308,7 @@ class BrokerConnection:
             failures += 1
             try:
                 await self._begin()
-            except BROKER_ERRORS as error:
+            except Exception as error:  # whatever it is: without a further attempt all is lost
                 log.warning("broker.unreachable", connection=self._name, reason=_cause(error))
             else:
                 self.reconnects += 1
@@ -301,15 +316,14 @@ class BrokerConnection:
                 return
 
     def _pause(self, failures: int) -> float:
-        pause = min(
-            self._settings.reconnect_min_s * 2.0 ** min(failures, 16),
-            self._settings.reconnect_max_s,
-        )
+        """Grows with each round in which no broker of the cluster answered."""
+        rounds = min(failures // len(self._urls), 16)
+        pause = min(self._settings.reconnect_min_s * 2.0**rounds, self._settings.reconnect_max_s)
         return pause * random.uniform(0.5, 1.5)
 
     @property
-    def _place(self) -> str:
-        return f"{self._url.scheme}://{self._url.host}:{self._url.port}{self._url.path}"
+    def _places(self) -> str:
+        return ", ".join(sorted(map(_place, self._urls)))
 
 
 async def wire_channel(channel: AbstractChannel) -> WireChannel:
@@ -325,13 +339,17 @@ async def declare_exchanges(channel: AbstractChannel) -> dict[str, AbstractExcha
     }
 
 
-def parse_url(url: str, settings: ConnectionSettings | None = None) -> URL:
-    """The broker's URL, with port and heartbeat filled in.
+def parse_urls(urls: str, settings: ConnectionSettings | None = None) -> tuple[URL, ...]:
+    """The broker's URL, or those of a cluster's nodes after commas, with port and heartbeat.
 
     Raises:
-        ValueError: It is no such URL. The text does not contain it: it holds the password.
+        ValueError: One is no such URL. The text does not contain it: it holds the password.
     """
     settings = settings or ConnectionSettings()
+    return tuple(_parse_url(url.strip(), settings) for url in urls.split(","))
+
+
+def _parse_url(url: str, settings: ConnectionSettings) -> URL:
     try:
         parsed = URL(url)
         known = parsed.scheme in ("amqp", "amqps") and bool(parsed.host)
@@ -351,6 +369,21 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _place(url: URL) -> str:
+    return f"{url.scheme}://{url.host}:{url.port}{url.path}"
+
+
+@contextlib.contextmanager
+def cancelled_by_nobody_else() -> Iterator[None]:
+    """Around calls to the broker: aiormq cancels what waits on a dying channel.
+
+    Raises:
+        ConnectionError: In place of a cancellation that this task was not asked for.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionError("the channel was lost") from error

@@ -20,9 +20,16 @@ from aio_pika.abc import AbstractIncomingMessage
 from schemas.codec import encode_frame
 from schemas.delta import ReplyMessage
 from schemas.job import Job
-from schemas.transport.rabbit_connection import BROKER_ERRORS, Session
+from schemas.transport.rabbit_connection import (
+    BROKER_ERRORS,
+    Session,
+    cancelled_by_nobody_else,
+)
 
 log = structlog.get_logger(__name__)
+
+_SETTLE_TIMEOUT_S = 10.0
+"""How long settling may wait until it is written; after that it still is, once the broker reads."""
 
 
 class ReplyAddress:
@@ -168,17 +175,24 @@ class RabbitDelivery:
             self._outbox.put(self.address, message)
 
     async def writable(self) -> None:
-        await self._outbox.session.writable()
+        session = self._outbox.session
+        if session.backlog and not self._cancelled.is_set():
+            waiting = [
+                asyncio.ensure_future(wait) for wait in (session.writable(), self._cancelled.wait())
+            ]
+            try:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waiting:
+                    wait.cancel()
 
     async def ack(self) -> None:
         if self._settle():
-            with contextlib.suppress(*BROKER_ERRORS):
-                await self._message.ack()
+            await settled(self._message.ack())
 
     async def requeue(self) -> None:
         if self._settle():
-            with contextlib.suppress(*BROKER_ERRORS):
-                await self._message.nack(requeue=True)
+            await settled(self._message.nack(requeue=True))
 
     async def dead_letter(self, reason: str) -> None:
         if self._settle():
@@ -198,3 +212,13 @@ class RabbitDelivery:
         self._outbox.leave(self)
         self._release(self)
         return self._outbox.session.alive
+
+
+async def settled(settling: Awaitable[object]) -> None:
+    """Acknowledge or give back a message, if that is still possible.
+
+    Where its channel or connection is gone, the broker has given it to somebody else.
+    """
+    with contextlib.suppress(*BROKER_ERRORS), cancelled_by_nobody_else():
+        async with asyncio.timeout(_SETTLE_TIMEOUT_S):
+            await settling

@@ -13,7 +13,11 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, HeadersType
 from aio_pika.exceptions import ChannelPreconditionFailed, DeliveryError, PublishError
 
-from schemas.transport.rabbit_connection import BROKER_ERRORS, Session, being_cancelled
+from schemas.transport.rabbit_connection import (
+    BROKER_ERRORS,
+    Session,
+    cancelled_by_nobody_else,
+)
 
 LARGE_BYTES = 1 << 20
 """Bodies above this go one at a time over a channel of their own. A broker closes the channel on
@@ -81,7 +85,7 @@ class Publisher:
         large = len(body) > LARGE_BYTES
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                with self._until_blocked(limit):
+                with self._until_blocked(limit), cancelled_by_nobody_else():
                     async with self._large if large else contextlib.nullcontext():
                         channel = await self._channel(large=large)
                         target = await channel.get_exchange(exchange, ensure=False)
@@ -94,11 +98,6 @@ class Publisher:
         except ChannelPreconditionFailed as error:
             raise (TooLarge if large else Unconfirmed)(type(error).__name__) from None
         except BROKER_ERRORS as error:
-            raise Unconfirmed(type(error).__name__) from None
-        except asyncio.CancelledError as error:
-            if being_cancelled():
-                raise
-            # aiormq ends what waits on a dying channel this way.
             raise Unconfirmed(type(error).__name__) from None
 
     async def _channel(self, *, large: bool) -> AbstractChannel:

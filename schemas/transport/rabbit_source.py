@@ -15,7 +15,6 @@ Must not know what Deltas mean, except to say in a reply that a Job could not be
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
@@ -48,16 +47,19 @@ from schemas.transport.rabbit_connection import (
     BrokerConnection,
     ConnectionSettings,
     Session,
+    cancelled_by_nobody_else,
     declare_exchanges,
     wire_channel,
 )
-from schemas.transport.rabbit_delivery import Outbox, RabbitDelivery
+from schemas.transport.rabbit_delivery import Outbox, RabbitDelivery, settled
 from schemas.transport.rabbit_publisher import Publisher, Refused, TooLarge, Unconfirmed, Unroutable
 
 log = structlog.get_logger(__name__)
 
 _CANCELS_REMEMBERED = 50_000
 _DEAD_LETTER_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 10.0
+"""How long the broker may take to declare a queue and begin to deliver from it."""
 
 
 class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
@@ -202,8 +204,7 @@ class RabbitJobSource:
                 self._worker = msgspec.structs.replace(self._worker, draining=True)
                 self._post_worker(session)
             for queue, tag in consumers.values():
-                with contextlib.suppress(*BROKER_ERRORS):
-                    await queue.cancel(tag)
+                await settled(queue.cancel(tag))
         while self._incoming:
             await self._incoming.popleft().requeue()
 
@@ -226,8 +227,7 @@ class RabbitJobSource:
         if not self._outbox.session.alive:
             return  # the broker gives it to somebody else
         if self._draining:
-            with contextlib.suppress(*BROKER_ERRORS):
-                await message.nack(requeue=True)
+            await settled(message.nack(requeue=True))
             return
         outbox = self._outbox
         try:
@@ -239,8 +239,7 @@ class RabbitJobSource:
             await self._do_without(message, error)
             return
         if not outbox.session.alive or self._draining:  # reading may have taken a while
-            with contextlib.suppress(*BROKER_ERRORS):
-                await message.nack(requeue=True)
+            await settled(message.nack(requeue=True))
             return
         delivery = RabbitDelivery(job, message, outbox, self._release, self._set_aside)
         if self._cancels.covers(job):
@@ -276,13 +275,11 @@ class RabbitJobSource:
         if not cancelled:
             log.error("job.unavailable", job_id=missing.job.job_id, reason=str(missing))
         if missing.error is None and not cancelled:
-            with contextlib.suppress(*BROKER_ERRORS):
-                await message.nack(requeue=True)
+            await settled(message.nack(requeue=True))
             return
         if missing.error is not None:
             self._answer(message, missing.error)
-        with contextlib.suppress(*BROKER_ERRORS):
-            await message.ack()
+        await settled(message.ack())
 
     def _answer(self, message: AbstractIncomingMessage, error: ServingError) -> None:
         """Tell whoever waits for the reply to a message that it ends in an error."""
@@ -309,11 +306,9 @@ class RabbitJobSource:
             )
         except (Unroutable, Refused, TooLarge, Unconfirmed) as error:
             log.error("job.dead_letter_failed", reason=type(error).__name__)
-            with contextlib.suppress(*BROKER_ERRORS):
-                await message.reject(requeue=False)  # the broker sets it aside, without the reason
+            await settled(message.reject(requeue=False))  # set aside by the broker, without reason
             return
-        with contextlib.suppress(*BROKER_ERRORS):
-            await message.ack()
+        await settled(message.ack())
 
     # --- control and presence ---
 
@@ -412,8 +407,10 @@ class RabbitJobSource:
     async def _resume(self, session: Session, job_class: JobClass) -> None:
         while not self._draining:
             try:
-                await self._declare_job_queue(session, job_class)
-                await self._consume_jobs(session, job_class)
+                with cancelled_by_nobody_else():
+                    async with asyncio.timeout(_CALL_TIMEOUT_S):
+                        await self._declare_job_queue(session, job_class)
+                        await self._consume_jobs(session, job_class)
                 return
             except BROKER_ERRORS as error:
                 # A queue that is being deleted is there to be declared, and then is not.
@@ -425,7 +422,8 @@ class RabbitJobSource:
     async def _fetch_batch_jobs(self, session: Session) -> None:
         while session.alive:
             try:
-                await self._fetch_from(session)
+                with cancelled_by_nobody_else():
+                    await self._fetch_from(session)
             except BROKER_ERRORS as error:
                 if session.alive:
                     log.warning("jobs.batch_channel_lost", model=self._model, reason=str(error))

@@ -4,9 +4,10 @@ Declared in one place so that both sides, the tests and an operator's tools agre
 quorum queues: they survive the loss of a node. Classes have queues of their own, because prefetch
 defeats message priority and quorum priorities differ between broker versions.
 
-The queue of counting Jobs is of another kind: an answer is awaited for seconds only, and a lost one
-costs an estimate. So it is a classic queue of transient messages that expire, and it goes when its
-last worker has gone, upon which a count is refused at once instead of waiting for nobody.
+The messages of counting Jobs are transient and expire: an answer is awaited for seconds only, and a
+lost one costs an estimate. Their queue goes when its last worker has gone, upon which a count is
+refused at once instead of waiting for nobody. It is replicated nevertheless: a durable queue of the
+classic kind cannot even be declared again while the node is down that it once was declared on.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ ATTEMPT_HEADER: Final = "x-headrace-attempt"
 REASON_HEADER: Final = "x-headrace-reason"
 """Why a message lies in the dead-letter queue."""
 
+CONSUMER_TIMEOUT_MS: Final = 24 * 3600 * 1000
+"""How long a worker may hold a Job before the broker takes it for stuck; far above the longest
+request, since owners watch their workers themselves. Brokers before 3.12 ignore this and have one
+limit for all queues, in their own configuration."""
+
 DELIVERY_LIMIT: Final = 5
 """How often the broker itself hands a Job out before it sets it aside; a last resort, since workers
 report a redelivered Job to its owner and do not run it."""
@@ -51,8 +57,7 @@ report a redelivered Job to its owner and do not run it."""
 JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch", "count")
 
 COUNT_MESSAGE_TTL_MS: Final = 10_000
-"""After this nobody waits for a count any more. It also bounds how often the broker hands out one
-that kills its workers."""
+"""After this nobody waits for a count any more."""
 
 COUNT_QUEUE_TTL_MS: Final = 30_000
 """How long the queue stays without a consumer; time enough for one that reconnects."""
@@ -69,7 +74,8 @@ def job_queue_arguments(job_class: JobClass, max_length: int) -> dict[str, Any]:
     if job_class == "count":
         return {
             **bounds,
-            "x-queue-type": "classic",
+            "x-queue-type": "quorum",
+            "x-delivery-limit": DELIVERY_LIMIT,
             "x-message-ttl": COUNT_MESSAGE_TTL_MS,
             "x-expires": COUNT_QUEUE_TTL_MS,
         }
@@ -78,6 +84,7 @@ def job_queue_arguments(job_class: JobClass, max_length: int) -> dict[str, Any]:
         "x-queue-type": "quorum",
         "x-delivery-limit": DELIVERY_LIMIT,
         "x-dead-letter-exchange": DEAD_EXCHANGE,
+        "x-consumer-timeout": CONSUMER_TIMEOUT_MS,
     }
 
 

@@ -29,3 +29,19 @@ def test_senseless_numbers(command: click.Command, option: str, value: str) -> N
         assert f"Invalid value for '{option}'" in result.output
     else:
         assert f"No such option '{option}'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("urls", "accepted"),
+    [
+        ("amqp://u:p@one", True),
+        ("amqp://u:p@one:1, amqps://u:p@two/vhost,amqp://u:p%2C@three", True),
+        ("amqp://u:p@one,http://u:p@two", False),
+        ("amqp://u:p@one,", False),
+    ],
+)
+def test_a_broker_or_the_nodes_of_a_cluster(urls: str, accepted: bool) -> None:
+    result = CliRunner().invoke(ingress, ["--amqp-url", urls, "--port", "70000"])
+    wrong = "--port" if accepted else "--amqp-url"
+    assert f"Invalid value for '{wrong}'" in result.output
+    assert "u:p" not in result.output
