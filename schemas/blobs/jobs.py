@@ -196,12 +196,12 @@ async def sweep(store: BlobStore, now: float) -> int:
 
 
 @contextlib.asynccontextmanager
-async def swept(store: BlobStore | None) -> AsyncIterator[None]:
+async def swept(store: BlobStore | None, every_s: float = SWEEP_EVERY_S) -> AsyncIterator[None]:
     """While the block runs, sweep the store, at once and every few minutes."""
     if store is None:
         yield
         return
-    sweeping = asyncio.create_task(_sweep_regularly(store))
+    sweeping = asyncio.create_task(_sweep_regularly(store, every_s))
     try:
         yield
     finally:
@@ -209,11 +209,11 @@ async def swept(store: BlobStore | None) -> AsyncIterator[None]:
         await asyncio.wait({sweeping})
 
 
-async def _sweep_regularly(store: BlobStore) -> None:
+async def _sweep_regularly(store: BlobStore, every_s: float) -> None:
     while True:
         try:
             if deleted := await sweep(store, time.time()):
                 log.info("blobs.swept", deleted=deleted)
         except BlobStoreUnavailable as error:
             log.warning("blobs.not_swept", reason=str(error))
-        await asyncio.sleep(SWEEP_EVERY_S)
+        await asyncio.sleep(every_s)

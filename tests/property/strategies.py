@@ -30,7 +30,7 @@ from schemas.delta import (
     Usage,
 )
 from schemas.errors import ErrorInfo, ErrorKind
-from schemas.job import ChatPrompt, Continuation, Job, Reasoning, TokenPrompt
+from schemas.job import ChatPrompt, ChoicePrefix, Continuation, Job, Reasoning, TokenPrompt
 from schemas.message import ImagePart, Message, TextPart, ToolCall, ToolChoice, ToolSpec
 from schemas.model_card import ModelCard, WorkerInfo
 from schemas.sampling import (
@@ -248,6 +248,13 @@ samplings = st.builds(
         hidden_states=st.sampled_from([None, "all", "last"]),
     ),
 )
+prefixes = st.builds(
+    ChoicePrefix,
+    token_ids=tuples_of(token_ids, 5),
+    units=counts,
+    prompt_parts=st.integers(0, 9),
+    finished=st.booleans(),
+)
 jobs = st.builds(
     Job,
     job_id=names,
@@ -260,7 +267,8 @@ jobs = st.builds(
     created_at=times,
     deadline=times,
     queue_deadline=times,
-    continuation=st.none() | st.builds(Continuation, token_ids=tuples_of(tuples_of(token_ids, 5))),
+    continuation=st.none() | st.builds(Continuation, choices=tuples_of(prefixes, 5)),
+    suspect=st.booleans(),
 )
 workers = st.builds(
     WorkerInfo,

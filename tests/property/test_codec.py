@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +14,13 @@ from schemas.codec import (
     Cancel,
     CodecError,
     Control,
+    StoredJob,
+    decode_blob,
     decode_control,
     decode_frame,
     decode_job,
     decode_worker,
+    encode_blob,
     encode_control,
     encode_frame,
     encode_job,
@@ -34,6 +39,29 @@ controls = st.builds(Cancel, job_id=strategies.names, attempt=st.integers(1, 9))
 @given(strategies.jobs)
 def test_jobs_round_trip(job: Job) -> None:
     assert decode_job(encode_job(job)) == job
+
+
+@given(strategies.jobs, strategies.jobs)
+def test_a_stored_job_is_the_same_in_every_attempt(first: Job, later: Job) -> None:
+    """Whatever differs between attempts is in the message; the rest is of the first one."""
+    blob, key = encode_blob(first), "jobs/1-a"
+    again = msgspec.structs.replace(
+        first,
+        attempt=later.attempt,
+        queue_deadline=later.queue_deadline,
+        continuation=later.continuation,
+        suspect=later.suspect,
+    )
+    for job in (first, again):
+        stored = StoredJob.of(job, key)
+        assert decode_job(encode_job(stored)) == stored
+        assert stored.job(decode_blob(blob)) == job
+
+
+@given(st.binary(max_size=60))
+def test_a_blob_of_garbage_is_refused(blob: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode_blob(blob)
 
 
 @given(strategies.tuples_of(strategies.messages))

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from schemas.codec import (
     Cancel,
     CodecError,
+    StoredJob,
+    decode_blob,
     decode_control,
     decode_frame,
     decode_job,
     decode_worker,
+    encode_blob,
     encode_control,
     encode_frame,
     encode_job,
 )
 from schemas.delta import Completed, Finished, FinishReason, ReplyMessage, TextDelta, Usage
-from schemas.job import ChatPrompt, Job
+from schemas.job import ChatPrompt, ChoicePrefix, Continuation, Job
 from schemas.message import ImagePart, Message, TextPart
 from schemas.sampling import OutputLimit, SamplingParams
 
@@ -50,6 +54,24 @@ def test_a_job_can_be_read_by_an_operator() -> None:
         b'"sampling":{"limit":{"max_tokens":5}},"created_at":1.0,"deadline":2.0,'
         b'"queue_deadline":1.5,"continuation":null,"suspect":false}'
     )
+
+
+def test_the_message_of_a_stored_job_has_nothing_of_the_prompt() -> None:
+    prefix = ChoicePrefix((7, 8), 3)
+    job = msgspec.structs.replace(
+        JOB, attempt=2, suspect=True, continuation=Continuation(choices=(prefix,))
+    )
+    assert encode_job(StoredJob.of(job, "jobs/2-j1")) == (
+        b'{"version":1,"stored":"jobs/2-j1","job_id":"j1","attempt":2,"request_id":"","model":"m",'
+        b'"job_class":"interactive","deadline":2.0,"queue_deadline":1.5,'
+        b'"continuation":{"choices":[[[7,8],3,0,false]]},"suspect":true}'
+    )
+
+
+def test_a_blob_of_another_version_is_refused() -> None:
+    blob = encode_blob(msgspec.structs.replace(JOB, version=2))
+    with pytest.raises(CodecError, match="unknown schema version 2"):
+        decode_blob(blob)
 
 
 def test_a_frame_is_small_and_carries_several_jobs() -> None:
