@@ -15,8 +15,11 @@ from ingress.config import Config, ConfigError, load_config
 from ingress.server import Server
 from ingress.settings import IngressSettings, TimeLimits
 from schemas import telemetry
+from schemas.blobs.base import BlobStore
+from schemas.blobs.directory import DirectoryStore
+from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
-from schemas.options import AmqpUrl, log_level_option, option, stacked
+from schemas.options import AmqpUrl, blobs_option, log_level_option, option, stacked
 from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
 log = structlog.get_logger()
@@ -127,12 +130,14 @@ def warn_if_open(settings: IngressSettings) -> None:
     required=True,
     help="The broker, such as amqp://user:password@host:5672/vhost.",
 )
+@blobs_option()
 @option("--engine", env="ENGINE", hidden=True, help="Ignored: workers choose their engine.")
 @option("--upstream-url", env="UPSTREAM_URL", hidden=True, help="Ignored: see `headrace worker`.")
 @ingress_options
 def ingress(
     model: str | None,
     amqp_url: str,
+    blobs: DirectoryStore | None,
     engine: str | None,
     upstream_url: str | None,
     log_level: str,
@@ -144,14 +149,15 @@ def ingress(
     settings = ingress_settings(values)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
     warn_if_open(settings)
-    run(_serve(settings, amqp_url))
+    run(_serve(settings, amqp_url, blobs))
 
 
-async def _serve(settings: IngressSettings, amqp_url: str) -> None:
-    dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress")
+async def _serve(settings: IngressSettings, amqp_url: str, blobs: BlobStore | None) -> None:
+    dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress", blobs=blobs)
     try:
         services = build_services(settings, dispatcher)
-        await Server(build_app(services), services, on_ready=_say_where).serve()
+        async with swept(blobs):
+            await Server(build_app(services), services, on_ready=_say_where).serve()
     finally:
         await dispatcher.close()
 

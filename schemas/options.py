@@ -6,10 +6,13 @@ No command lives here, and no option of one side only.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from schemas.blobs.base import BlobStoreUnavailable
+from schemas.blobs.directory import DirectoryStore
 from schemas.transport.rabbit import parse_urls
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,6 +47,33 @@ class AmqpUrl(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return str(value)
+
+
+class BlobPlace(click.ParamType[DirectoryStore]):
+    """A directory that can keep blobs; it is made if it is not there."""
+
+    name = "directory"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> DirectoryStore:
+        if isinstance(value, DirectoryStore):
+            return value
+        try:
+            return DirectoryStore.open(Path(value))
+        except BlobStoreUnavailable as error:
+            self.fail(str(error), param, ctx)
+
+
+def blobs_option() -> Callable[[F], F]:
+    """`--blobs`, on both sides of the broker."""
+    return option(
+        "--blobs",
+        env="BLOBS",
+        type=BlobPlace(),
+        help="Directory for requests above 256 KiB, shared by every ingress and worker. Default: "
+        "none, and the broker must take them.",
+    )
 
 
 def log_level_option() -> Callable[[F], F]:

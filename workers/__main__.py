@@ -13,8 +13,10 @@ import uvloop
 from prometheus_client import start_http_server
 
 from schemas import telemetry
+from schemas.blobs.base import BlobStore
+from schemas.blobs.directory import DirectoryStore
 from schemas.model_card import served_id
-from schemas.options import AmqpUrl, log_level_option, option, supervise_option
+from schemas.options import AmqpUrl, blobs_option, log_level_option, option, supervise_option
 from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.metrics import WorkerMetrics
@@ -39,6 +41,7 @@ log = structlog.get_logger()
     required=True,
     help="The broker, such as amqp://user:password@host:5672/vhost.",
 )
+@blobs_option()
 @engine_options
 @option(
     "--grace",
@@ -64,6 +67,7 @@ log = structlog.get_logger()
 @supervise_option("its engine")
 def worker(
     amqp_url: str,
+    blobs: DirectoryStore | None,
     public_id: str | None,
     reasoning_parser: str | None,
     metrics_port: int | None,
@@ -86,13 +90,17 @@ def worker(
         **values,
     )
     try:
-        uvloop.run(serve(settings, amqp_url, metrics=(metrics_host, metrics_port)))
+        uvloop.run(serve(settings, amqp_url, blobs, metrics=(metrics_host, metrics_port)))
     except BrokerUnreachable as error:
         raise click.ClickException(str(error)) from None
 
 
 async def serve(
-    settings: WorkerSettings, amqp_url: str, *, metrics: tuple[str, int | None]
+    settings: WorkerSettings,
+    amqp_url: str,
+    blobs: BlobStore | None,
+    *,
+    metrics: tuple[str, int | None],
 ) -> None:
     """Load the model, connect, serve until SIGTERM or SIGINT."""
     instruments = WorkerMetrics()
@@ -103,7 +111,7 @@ async def serve(
     await engine.start()
     worker_id = new_worker_id()
     source = await RabbitJobSource.connect(
-        amqp_url, model=settings.served_id, slots=engine.slots, name=worker_id
+        amqp_url, model=settings.served_id, slots=engine.slots, name=worker_id, blobs=blobs
     )
     consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=instruments)
     stop = asyncio.Event()
