@@ -10,6 +10,7 @@ from workers.consumer import Consumer
 from workers.count import TokenCounter
 from workers.engines.base import Engine
 from workers.metrics import WorkerMetrics
+from workers.output_format import OutputFormat
 from workers.parsing.harmony import HARMONY_NAME
 from workers.parsing.reasoning import detect_reasoning_format
 from workers.parsing.tools import TOOL_FORMATS, ToolFormat, detect_tool_format
@@ -69,9 +70,12 @@ def build_consumer(
         engine,
         worker_id=worker_id,
         metrics=metrics,
-        reasoning_format=_reasoning_format(settings, engine),
-        hidden_reasoning=settings.hidden_reasoning,
-        tool_format=_tool_format(settings, engine),
+        output_format=OutputFormat(
+            reasoning=_reasoning_format(settings, engine),
+            hidden_reasoning=settings.hidden_reasoning,
+            tools=_tool_format(settings, engine),
+            template_stops=engine.template_stop_strings,
+        ),
         repetition_window=settings.repetition_window,
     )
     counter = TokenCounter(engine, worker_id=worker_id, metrics=metrics)

@@ -19,6 +19,9 @@ class PendingLogprobs:
     def __init__(self) -> None:
         self._pending: list[TokenLogprob] = []
 
+    def __len__(self) -> int:
+        return len(self._pending)
+
     def attach(
         self,
         tokens: Sequence[TokenLogprob],

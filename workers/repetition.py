@@ -40,13 +40,20 @@ class RepetitionGuard:
         self._next_look = window
 
     def feed(self, token_ids: tuple[int, ...]) -> bool:
-        """Take the next tokens; returns whether the choice repeats itself."""
-        self._ids.extend(token_ids)
-        if len(self._ids) < self._next_look:
-            return False
-        del self._ids[: -self._window]
-        self._next_look = self._window + _EVERY
-        return self._repeats()
+        """Take the next tokens; returns whether the choice repeats itself.
+
+        Where it looks does not depend on how many come at once.
+        """
+        taken = 0
+        while len(token_ids) - taken >= (missing := self._next_look - len(self._ids)):
+            self._ids.extend(token_ids[taken : taken + missing])
+            taken += missing
+            del self._ids[: -self._window]
+            self._next_look = self._window + _EVERY
+            if self._repeats():
+                return True
+        self._ids.extend(token_ids[taken:])
+        return False
 
     def _repeats(self) -> bool:
         """Whether the window has a period of at most `_LONGEST` tokens."""
@@ -67,13 +74,19 @@ class RepetitionGuard:
 
 
 async def until_repeating(
-    chunks: AsyncIterator[EngineChunk], window: int
+    chunks: AsyncIterator[EngineChunk], window: int, prefix_ids: tuple[int, ...] = ()
 ) -> AsyncGenerator[EngineChunk, None]:
     """What an engine yields for a choice, ended by `length` where it begins to repeat itself.
 
     The engine is stopped by closing its iterator.
+
+    Args:
+        chunks: Of the engine, from its generator.
+        window: See `RepetitionGuard`.
+        prefix_ids: What the choice goes on after.
     """
     guard = RepetitionGuard(window)
+    guard.feed(prefix_ids)
     async with aclosing(chunks) as source:  # type: ignore[type-var]  # engines yield from generators
         async for chunk in source:
             if chunk.finish is None and guard.feed(chunk.token_ids):

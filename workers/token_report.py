@@ -65,14 +65,21 @@ class TokenReport:
             text = "" if start else self._echo
             yield PromptDelta(self._choice, text, logprobs[start : start + size])
 
-    def around(self, chunk: EngineChunk, parts: Sequence[Delta]) -> Sequence[Delta]:
+    def around(
+        self, chunk: EngineChunk, token_ids: tuple[int, ...], parts: Sequence[Delta]
+    ) -> Sequence[Delta]:
         """The Deltas of a chunk with what belongs before and after them.
+
+        Args:
+            chunk: Of the engine.
+            token_ids: Those that are told with it; the chunk's own may have to wait.
+            parts: What of its text is told.
 
         Raises:
             UnsupportedValue: What was asked for is too large for a reply.
         """
-        if self._ids and chunk.token_ids:
-            parts = (TokensDelta(self._choice, chunk.token_ids), *parts)
+        if self._ids and token_ids:
+            parts = (TokensDelta(self._choice, token_ids), *parts)
         if _size(chunk.hidden_states) > _MAX_STATE_VALUES:
             raise UnsupportedValue(
                 "The hidden states of this request are too large to be returned.",

@@ -62,23 +62,23 @@ def test_long_prompts_come_in_pieces() -> None:
 def test_ids_come_before_their_text() -> None:
     chunk = EngineChunk(text="a", token_ids=(5, 6))
     text = (TextDelta(0, "a"),)
-    assert TokenReport(0, "", job(report_token_ids=True)).around(chunk, text) == (
+    assert TokenReport(0, "", job(report_token_ids=True)).around(chunk, chunk.token_ids, text) == (
         TokensDelta(0, (5, 6)),
         *text,
     )
-    assert TokenReport(0, "", job()).around(chunk, text) == text
+    assert TokenReport(0, "", job()).around(chunk, chunk.token_ids, text) == text
 
 
 @pytest.mark.rule("completions.return-hidden-states", "completions.return-routed-experts")
 def test_the_inside_comes_last_and_has_a_limit() -> None:
     report = TokenReport(0, "", job())
     chunk = EngineChunk(hidden_states=[[0.5] * 10], routed_experts="AAEC")
-    assert report.around(chunk, (TextDelta(0, "a"),)) == (
+    assert report.around(chunk, (), (TextDelta(0, "a"),)) == (
         TextDelta(0, "a"),
         InternalsDelta(0, [[0.5] * 10], "AAEC"),
     )
     with pytest.raises(UnsupportedValue) as caught:
-        report.around(EngineChunk(hidden_states=[[0.5] * 4096] * 9), ())
+        report.around(EngineChunk(hidden_states=[[0.5] * 4096] * 9), (), ())
     assert caught.value.param == "return_hidden_states"
 
 

@@ -45,10 +45,14 @@ _TROUBLE = re.compile(r"\[\[(fail|hang|lose|crash):(start|\d+)\]\]")
 
 
 class Text(msgspec.Struct, frozen=True):
-    """One token with this text; `ids` overrides how many tokens it counts as."""
+    """One token with this text; `ids` overrides how many tokens it counts as.
+
+    Of several tokens the first has all of the text, unless `pieces` tells what of it each has.
+    """
 
     text: str
     ids: tuple[int, ...] | None = None
+    pieces: tuple[str, ...] = ()
 
 
 class Pause(msgspec.Struct, frozen=True):
@@ -86,6 +90,12 @@ def ids_of(step: Text) -> tuple[int, ...]:
     if step.ids is not None:
         return step.ids
     return (256 + zlib.crc32(step.text.encode()) % 32_000,)
+
+
+def by_token(step: Text) -> Sequence[tuple[int, str]]:
+    """The ids of a piece of text, each with what of the text it has."""
+    ids = ids_of(step)
+    return tuple(zip(ids, step.pieces or (step.text, *("" for _ in ids[1:])), strict=False))
 
 
 def pieces(text: str) -> list[str]:
@@ -162,9 +172,9 @@ def divide(steps: Iterable[Step], prefix: Sequence[int]) -> tuple[Sequence[Text]
         known = tuple(prefix[at : at + len(ids)])
         if ids[: len(known)] != known:
             raise GenerationFailed("The model failed to answer.", diagnostic="another's prefix")
-        played.append(Text(step.text, known))
-        if len(known) < len(ids):
-            rest = chain((Text("", ids[len(known) :]),), rest)
+        tokens = [Text(text, (token_id,)) for token_id, text in by_token(step)]
+        played += tokens[: len(known)] if known else (step,)
+        rest = chain(tokens[len(known) :], rest)
         at += len(known)
     return played, rest
 
@@ -220,13 +230,6 @@ class ScriptedTokenizer:
         if not self._vision:
             raise UnsupportedValue("This model does not take images.", param="messages")
         return (IMAGE_TOKEN,) * IMAGE_TOKENS
-
-
-def _by_id(step: Text) -> Iterator[tuple[str, tuple[int, ...]]]:
-    ids = ids_of(step)
-    yield step.text, ids[:1]
-    for token_id in ids[1:]:
-        yield "", (token_id,)
 
 
 def _from_id(chunks: Sequence[EngineChunk], start: int) -> Sequence[EngineChunk]:
@@ -285,7 +288,7 @@ class _Budget:
         return EngineChunk(
             text=step.text,
             token_ids=ids,
-            logprobs=scripted_logprobs.of_output(step.text, ids, request.job.sampling),
+            logprobs=scripted_logprobs.of_output(by_token(step), request.job.sampling),
             prompt_logprobs=() if begun else scripted_logprobs.of_prompt(request),
             output_tokens=len(ids),
             input_tokens=len(request.prompt_ids),
@@ -366,12 +369,16 @@ class ScriptedEngine:
             running.abort()
 
     def replay(self, request: EngineRequest, start: int = 0) -> Sequence[EngineChunk]:
-        """The texts of the prefix; of several ids the first has the text."""
+        """The tokens of the prefix; see `Text`."""
         played, _ = divide(self._script(request), request.prefix_ids)
         chunks = [
-            EngineChunk(text=text, token_ids=ids, output_tokens=len(ids), replayed=True)
+            EngineChunk(
+                text=step.text,
+                token_ids=step.ids or (),
+                output_tokens=len(step.ids or ()),
+                replayed=True,
+            )
             for step in played
-            for text, ids in _by_id(step)
         ]
         return _from_id(chunks, start)
 

@@ -5,6 +5,8 @@ Every token has -0.5, its n-th alternative -(n + 0.5), and a token that was aske
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from schemas.delta import PromptLogprob, TokenLogprob, TopLogprob
 from schemas.sampling import SamplingParams
 from workers.engines.base import EngineRequest
@@ -14,16 +16,16 @@ _ASKED = -9.0
 
 
 def of_output(
-    text: str, token_ids: tuple[int, ...], sampling: SamplingParams
+    tokens: Iterable[tuple[int, str]], sampling: SamplingParams
 ) -> tuple[TokenLogprob, ...]:
-    """One per id; the text belongs to the first."""
+    """One per sampled token, given as its id and its text."""
     if not sampling.logprobs:
         return ()
     return tuple(
         TokenLogprob(
-            token_id, piece, piece.encode(), _OWN, _top(token_id, piece, sampling), _asked(sampling)
+            token_id, text, text.encode(), _OWN, _top(token_id, text, sampling), _asked(sampling)
         )
-        for token_id, piece in zip(token_ids, (text, *[""] * len(token_ids)), strict=False)
+        for token_id, text in tokens
     )
 
 

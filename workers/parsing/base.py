@@ -46,10 +46,12 @@ class ChoiceParser(OutputParser, Protocol):
             tokens has not been generated.
         kept_back: Characters of the answer that were fed and not passed on; once the choice is
             stopped, those that were cut off.
+        transparent: All text is answer text at once, whatever it is.
     """
 
     stops_armed: bool
     kept_back: int
+    transparent: bool
 
     @property
     def stopped(self) -> bool:
@@ -71,6 +73,10 @@ class ChoiceParser(OutputParser, Protocol):
         """Whether the text fed last belongs to a tool call, as far as is known."""
         ...
 
+    def may_turn(self, text: str) -> bool:
+        """Whether `in_reasoning` may change somewhere within this text, if it is fed now."""
+        ...
+
 
 class PlainText:
     """Everything is answer text, and nothing in it ends the choice."""
@@ -80,10 +86,14 @@ class PlainText:
     in_reasoning = False
     in_call = False
     kept_back = 0
+    transparent = True
 
     def __init__(self, choice: int) -> None:
         self._choice = choice
         self.stops_armed = True
+
+    def may_turn(self, text: str) -> bool:
+        return False
 
     def feed(self, text: str) -> Sequence[PartDelta]:
         return (TextDelta(self._choice, text),) if text else ()

@@ -83,6 +83,8 @@ def build_parser(
 class StagedParser:
     """Runs text through the stages."""
 
+    transparent = False
+
     def __init__(
         self,
         choice: int,
@@ -119,6 +121,12 @@ class StagedParser:
     @property
     def in_call(self) -> bool:
         return self._calls is not None and self._calls.in_call
+
+    def may_turn(self, text: str) -> bool:
+        if self._splitter is not None:
+            return self._splitter.may_turn(text)
+        # Formats that mark reasoning and calls in one do it by markers that end so.
+        return self._calls is not None and ">" in text
 
     @property
     def stops_armed(self) -> bool:

@@ -167,6 +167,16 @@ class ReasoningSplitter:
             case _:
                 return True
 
+    def may_turn(self, text: str) -> bool:
+        """Whether `in_answer` may change somewhere within this text, if it is fed now."""
+        match self._state:
+            case _State.BEGINNING:
+                return True
+            case _State.REASONING | _State.CALL:
+                return self._format.closing in self._held + text
+            case _:
+                return False
+
     def feed(self, text: str) -> tuple[str, str]:
         """Take more text.
 
