@@ -69,7 +69,7 @@ _AT_WORK: Final = frozenset(("redelivered", "silent", "stalled", "gap", "disconn
 Phase: TypeAlias = Literal["preparing", "queued", "prefill", "decode", "ended"]
 
 _Silence: TypeAlias = Literal["silent", "stalled", "redelivered"]
-_Limit: TypeAlias = Literal["total", "queue_wait", "retrying", "first_token", "later"] | _Silence
+_Limit: TypeAlias = Literal["total", "queue_wait", "retrying", "first_token"] | _Silence
 
 
 class Generation:
@@ -400,32 +400,31 @@ class Generation:
                 assert self._reply is not None
                 self._given_up_for = limit
                 self._reply.interrupt(limit)
-            case "later":
-                pass
 
     def _next_limit(self) -> tuple[float, _Limit]:
-        """The nearest limit of the present phase."""
-        limits = self._limits
+        """The nearest limit of the present phase.
+
+        A worker's time runs only while it is waited for: what it has sent may not be read yet.
+        """
+        limits, now = self._limits, self._loop.time()
+        waiting = self._waiting and self._given_up_for is None
+        heard_at, progress_at = (self._heard_at, self._progress_at) if waiting else (now, now)
         found: list[tuple[float, _Limit]] = [(self._began_at + limits.total_s, "total")]
         match self.phase:
             case "queued":
                 found.append((self._queued_at + limits.queue_wait_s, "queue_wait"))
                 found.append((self.retries.ends_at, "retrying"))
-            case "prefill" | "decode" if not self._waiting or self._given_up_for:
-                # What has arrived is not read yet. Look again before any limit could have passed.
-                found.append((self._loop.time() + min(limits.silence_s, limits.stall_s), "later"))
-            case "prefill" | "decode":
-                found.append((self._heard_at + limits.silence_s, "silent"))
-                if self._suspected_at is not None:
-                    found.append((self._suspected_at + limits.last_words_s, "redelivered"))
-                if self.phase == "decode":
-                    found.append((self._progress_at + limits.stall_s, "stalled"))
-                else:
-                    tokens = self._input_tokens + self._tokens_before
-                    extra_s = tokens / _PROMPT_TOKENS_PER_SECOND
-                    found.append(
-                        (self._progress_at + limits.first_token_s + extra_s, "first_token")
-                    )
+            case "prefill":
+                tokens = self._input_tokens + self._tokens_before
+                extra_s = tokens / _PROMPT_TOKENS_PER_SECOND
+                found.append((progress_at + limits.first_token_s + extra_s, "first_token"))
+                found.append((heard_at + limits.silence_s, "silent"))
+            case "decode":
+                found.append((progress_at + limits.stall_s, "stalled"))
+                found.append((heard_at + limits.silence_s, "silent"))
+        if self._suspected_at is not None:
+            suspected_at = self._suspected_at if waiting else now
+            found.append((suspected_at + limits.last_words_s, "redelivered"))
         return min(found)
 
     async def close(self) -> None:
