@@ -14,7 +14,8 @@ COPY workers workers
 RUN pip install --no-deps --no-build-isolation .
 
 FROM python:3.12-slim-bookworm
-RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp headrace
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp headrace \
+    && install -d -m 700 -o 10001 -g 10001 /blobs
 COPY --from=build /opt/headrace /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001

@@ -24,7 +24,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends libsndfile1 libnuma1 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp headrace \
-    && install -d -o 10001 -g 10001 /models
+    && install -d -o 10001 -g 10001 /models \
+    && install -d -m 700 -o 10001 -g 10001 /blobs
 COPY --from=build /opt/headrace /opt/headrace
 COPY deploy/cpu/trial.txt /usr/local/share/headrace/trial.txt
 COPY --chmod=755 deploy/docker/prepare-trial-model /usr/local/bin/prepare-trial-model

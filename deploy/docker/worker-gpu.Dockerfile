@@ -15,7 +15,8 @@ FROM lmsysorg/sglang:v0.5.23
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --upgrade-strategy only-if-needed /wheels/*.whl \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /cache headrace \
-    && install -d -o 10001 -g 10001 /cache
+    && install -d -o 10001 -g 10001 /cache \
+    && install -d -m 700 -o 10001 -g 10001 /blobs
 ENV PYTHONUNBUFFERED=1 HOME=/cache
 USER 10001:10001
 VOLUME /cache
