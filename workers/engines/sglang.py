@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
+import msgspec
+
 from schemas.errors import GenerationFailed, ModelRequestRejected, ServingError
 from schemas.job import Job, TokenPrompt
 from schemas.model_card import Capabilities, EngineAccess, ModelCard
@@ -44,6 +46,9 @@ from workers.token_bytes import TokenBytes
 
 _PRIORITIES: Final = (-100, 100)
 """Ranks that callers may ask for where SGLang schedules by rank."""
+
+_REPLAY_CONTEXT: Final = 16
+"""Ids before the ones replayed that are decoded for what they may have kept of their text."""
 
 _THREAD_REPLAY_TOKENS: Final = 512
 """Prefixes of more tokens than this are decoded off the event loop."""
@@ -203,9 +208,16 @@ class SglangEngine:
         if not await self._grammars.passes(*grammar(request.constraint)):
             raise refused_constraint(request.job)
 
-    def replay(self, request: EngineRequest) -> list[EngineChunk]:
+    def replay(self, request: EngineRequest, start: int = 0) -> list[EngineChunk]:
         """What an earlier attempt generated, as it was streamed."""
-        return self._choice(request).replay()
+        if not (skipped := max(0, start - _REPLAY_CONTEXT)):
+            return self._choice(request).replay()[start:]
+        near = msgspec.structs.replace(
+            request,
+            prompt_ids=request.prompt_ids + request.prefix_ids[:skipped],
+            prefix_ids=request.prefix_ids[skipped:],
+        )
+        return self._choice(near).replay()[start - skipped :]
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineChunk]:
         """Run one choice.
