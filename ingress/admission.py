@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import json  # noqa: TID251 - the only parser that shows every name of an object
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
+from ingress.backlog import Backlog, Overload, Place
+from ingress.generation import Phase
 from schemas.errors import (
     ClientClosedRequest,
     InvalidJson,
-    ModelOverloaded,
     ModelZdrNotSupported,
     RequestBodyTimeout,
     RequestTooLarge,
@@ -33,28 +35,53 @@ _ESCAPED_COLON = re.compile(rb"\\u003[aA]")
 
 
 class Slot:
-    """The right to run one request."""
+    """The right to run one request, and its place among those that wait for a worker."""
 
-    __slots__ = ("_admission", "_held")
+    __slots__ = ("_admission", "_held", "_place")
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, place: Place) -> None:
         self._admission = admission
+        self._place = place
         self._held = True
+
+    def follow(self, phase: Phase) -> None:
+        """The request has entered a phase."""
+        match phase:
+            case "queued":
+                self._place.take()
+            case "prefill" | "decode":
+                self._place.leave(accepted=True)
 
     def release(self) -> None:
         """Give it back. Idempotent."""
         if self._held:
             self._held = False
+            self._place.leave(accepted=False)
             self._admission.in_flight -= 1
 
 
 class Admission:
-    """Counts the requests in flight in this process."""
+    """Counts the requests in flight in this process, and those of each model that wait.
 
-    def __init__(self, *, max_concurrent: int) -> None:
+    Args:
+        open_backlog: Makes the Backlog of a model.
+
+    Attributes:
+        backlogs: By model.
+    """
+
+    def __init__(self, *, max_concurrent: int, open_backlog: Callable[[str], Backlog]) -> None:
         self._max_concurrent = max_concurrent
+        self._open_backlog = open_backlog
+        self.backlogs: dict[str, Backlog] = {}
         self.in_flight = 0
         self.shutting_down = False
+
+    def backlog(self, model: str) -> Backlog:
+        """What waits for a model that exists."""
+        if model not in self.backlogs:
+            self.backlogs[model] = self._open_backlog(model)
+        return self.backlogs[model]
 
     def check_open(self) -> None:
         """Refuse what comes too late.
@@ -65,18 +92,24 @@ class Admission:
         if self.shutting_down:
             raise ServerShuttingDown("The server is shutting down; try again.")
 
-    def acquire(self) -> Slot:
-        """A slot.
+    def admit(self, model: str, *, tokens: int, free_slots: int) -> Slot:
+        """A slot for a request of `tokens` prompt tokens, about, where workers have `free_slots`.
 
         Raises:
             ServerShuttingDown: This process takes no more requests.
-            ModelOverloaded: It has too many.
+            ModelOverloaded: It has too many, or too many wait for this model.
         """
         self.check_open()
+        backlog = self.backlog(model)
         if self.in_flight >= self._max_concurrent:
-            raise ModelOverloaded("Too many requests are in flight; try again shortly.")
+            raise Overload(
+                "Too many requests are in flight; try again shortly.",
+                reason="concurrency",
+                retry_after_s=None,
+            )
+        backlog.check(tokens, free_slots=free_slots)
         self.in_flight += 1
-        return Slot(self)
+        return Slot(self, Place(backlog, tokens))
 
 
 def check_length(request: Request, *, max_bytes: int) -> None:

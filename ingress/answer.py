@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ingress.dialects.base import Dialect, Encoder, Frame
 from ingress.disconnect import until_gone
 from ingress.errors import error_response
-from ingress.generation import Generation
+from ingress.generation import Generation, Phase
 from ingress.settings import TimeLimits
 from schemas.delta import Accepted, Completed, Delta, Started
 from schemas.errors import (
@@ -54,6 +54,8 @@ class Answer(Response):
 
     Args:
         ignored: Fields of the request that have no effect, to be named in a header.
+        on_phase: Called when another phase begins.
+        refine: Completes an error by what the process knows, such as when to try again.
         on_end: Called once with the HTTP status and the error, if any, when all is over.
     """
 
@@ -67,6 +69,8 @@ class Answer(Response):
         request_id: str,
         limits: TimeLimits,
         ignored: Sequence[str] = (),
+        on_phase: Callable[[Phase], object],
+        refine: Callable[[ErrorInfo], ErrorInfo],
         on_end: Callable[[int, ErrorInfo | None], None],
     ) -> None:
         self.background = None
@@ -77,6 +81,8 @@ class Answer(Response):
         self._request_id = request_id
         self._limits = limits
         self._ignored_header = [(IGNORED_HEADER, ", ".join(ignored).encode())] if ignored else []
+        self._on_phase = on_phase
+        self._refine = refine
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
@@ -86,8 +92,12 @@ class Answer(Response):
         self._opened = False
         self._shutting_down = False
         self._wake = asyncio.Event()  # the waiting task has something new to look at
-        generation.on_phase = self._wake.set
+        generation.on_phase = self._phase_changed
         generation.on_limit = self._wake.set
+
+    def _phase_changed(self) -> None:
+        self._wake.set()
+        self._on_phase(self._generation.phase)
 
     def shut_down(self) -> None:
         """The process ends: give up what is left of this answer."""
@@ -107,11 +117,11 @@ class Answer(Response):
             error = InternalError("Something went wrong in the server.", diagnostic=repr(raised))
             raise
         finally:
-            info = error.info() if error is not None else None
+            info = self._refine(error.info()) if error is not None else None
             self._on_end(self._status_for(info), info)
             await asyncio.shield(self._generation.close())
-        if error is not None and not isinstance(error, ClientClosedRequest):
-            await self._tell(error, scope, receive, send)
+        if info is not None and not isinstance(error, ClientClosedRequest):
+            await self._tell(info, scope, receive, send)
 
     def _status_for(self, error: ErrorInfo | None) -> int:
         """What the log calls this answer: the status line that left, or 499 for a lost client."""
@@ -120,13 +130,13 @@ class Answer(Response):
         gone = error.code == ClientClosedRequest.code
         return error.status if gone or not self._committed else 200
 
-    async def _tell(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _tell(self, error: ErrorInfo, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._committed:
-            response = error_response(self._dialect, error.info(), self._request_id)
+            response = error_response(self._dialect, error, self._request_id)
             await response(scope, receive, send)
         elif not self._writing:
             # A record that is still on its way to a reader who takes nothing cannot be followed.
-            frames = self._encoder.fail(error.info(), self._generation.usage)
+            frames = self._encoder.fail(error, self._generation.usage)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.write_s):
                     await self._send_body(send, b"".join(frames), more=False)

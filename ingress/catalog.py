@@ -84,6 +84,14 @@ class Catalog:
             for worker in self._dispatcher.workers()
         )
 
+    def free_slots(self, card: ModelCard) -> int:
+        """How many Jobs of the model would not wait, as far as its workers have told."""
+        return sum(
+            max(0, worker.slots - worker.running)
+            for worker in self._dispatcher.workers()
+            if worker.card.id == card.id and not worker.draining
+        )
+
     def ready(self) -> bool:
         """Whether any model can answer."""
         return any(not worker.draining for worker in self._dispatcher.workers())

@@ -79,6 +79,20 @@ ingress_options = stacked(
         default=4096,
         help="Requests in flight in this process.",
     ),
+    option(
+        "--max-queued",
+        env="MAX_QUEUED",
+        type=click.IntRange(min=1),
+        default=1000,
+        help="Requests of one model that may wait for a worker, in this process.",
+    ),
+    option(
+        "--max-queued-tokens",
+        env="MAX_QUEUED_TOKENS",
+        type=click.IntRange(min=1),
+        default=8_000_000,
+        help="Tokens of their prompts, estimated.",
+    ),
     log_level_option(),
 )
 """The options of everything that serves HTTP."""
@@ -99,7 +113,10 @@ def ingress_settings(values: dict[str, Any]) -> IngressSettings:
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     profile = values.pop("profile") or config.profile or "wafer"
-    names = ("host", "port", "api_keys", "grace_s", "max_concurrent")
+    names = (
+        *("host", "port", "api_keys", "grace_s"),
+        *("max_concurrent", "max_queued", "max_queued_tokens"),
+    )
     settings = IngressSettings(
         limits=limits,
         config=config,

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from ingress.admission import check_length, check_zdr, read_json
 from ingress.dialects.base import CountingDialect, JobContext
 from ingress.disconnect import while_connected
+from ingress.estimate import estimate_tokens
 from ingress.generate import Services
 from ingress.generation import outcome_of
 from schemas import telemetry
@@ -36,8 +37,7 @@ from schemas.errors import (
     ServiceError,
     ServingError,
 )
-from schemas.job import ChatPrompt, Job
-from schemas.message import TextPart
+from schemas.job import Job
 from schemas.model_card import Capabilities, ModelCard
 from schemas.reply import ReplyChecker
 from schemas.transport.base import Dispatcher, Reply
@@ -45,10 +45,6 @@ from schemas.transport.base import Dispatcher, Reply
 log = structlog.get_logger()
 
 ESTIMATED_HEADER: Final = "x-wafer-input-tokens-estimated"
-
-_ASCII_CHARS_PER_TOKEN: Final = 4
-_TOKENS_PER_IMAGE: Final = 1_000
-_NOT_ASCII: Final = bytes(range(128, 256))
 
 _UNKNOWN_MODEL: Final = ModelCard(
     id="unknown", context_length=1 << 40, capabilities=Capabilities(vision=True, tools=True)
@@ -209,22 +205,3 @@ async def _only_delta(reply: Reply) -> Counted | Failed:
         if isinstance(delta, Counted | Failed):
             return delta
     raise ProtocolViolation("The prompt could not be counted.", diagnostic="an empty reply")
-
-
-def estimate_tokens(job: Job) -> int:
-    """About how many tokens a prompt has, without its tokenizer.
-
-    One token for every four ASCII characters and for every other character of the conversation and
-    the tools as JSON, whose keys stand for the template's own tokens; and 1,000 for an image.
-    """
-    assert isinstance(job.prompt, ChatPrompt), "only conversations are counted"
-    images = 0
-    messages = []
-    for message in job.prompt.messages:
-        texts = tuple(part for part in message.parts if isinstance(part, TextPart))
-        images += len(message.parts) - len(texts)
-        messages.append(msgspec.structs.replace(message, parts=texts))
-    data = msgspec.json.encode((messages, job.prompt.tools))
-    ascii_chars = len(data.translate(None, _NOT_ASCII))
-    other_chars = len(data.decode()) - ascii_chars
-    return -(-ascii_chars // _ASCII_CHARS_PER_TOKEN) + other_chars + images * _TOKENS_PER_IMAGE

@@ -8,9 +8,11 @@ Source: error catalogue, "Precedence". A request refused by validation never hol
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 
+import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,15 +20,19 @@ from starlette.responses import Response
 from ingress.admission import Admission, Slot, check_length, check_zdr, read_json
 from ingress.answer import Answer
 from ingress.auth import Authenticator, Principal
+from ingress.backlog import Backlog, Overload
 from ingress.catalog import Catalog
 from ingress.dialects.base import Dialect, JobContext, Stamp
 from ingress.dialects.profile import PROFILES, Profile
+from ingress.estimate import estimate_tokens
 from ingress.generation import Generation, outcome_of
 from ingress.media import Media, has_links
 from ingress.metrics import IngressMetrics
 from ingress.settings import IngressSettings
 from schemas import telemetry
-from schemas.errors import ErrorInfo
+from schemas.errors import ErrorInfo, ErrorKind, ModelOverloaded, ServiceError
+from schemas.job import Job
+from schemas.model_card import ModelCard
 from schemas.transport.base import Dispatcher
 
 log = structlog.get_logger()
@@ -55,13 +61,25 @@ class Services:
         self.authenticator = authenticator
         self.metrics = metrics
         self.media = media
-        self.admission = Admission(max_concurrent=settings.max_concurrent)
+        self.admission = Admission(
+            max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
+        )
         self.answers: set[Answer] = set()
 
     def profile_of(self, principal: Principal) -> Profile:
         """The dialect profile of a principal's requests: the deployment's, for everybody."""
         del principal
         return PROFILES[self.settings.profile]
+
+    def _open_backlog(self, model: str) -> Backlog:
+        settings = self.settings
+        return Backlog(
+            max_requests=settings.max_queued,
+            max_tokens=settings.max_queued_tokens,
+            max_wait_s=settings.limits.queue_wait_s,
+            clock=asyncio.get_running_loop().time,
+            on_accepted=self.metrics.queue_wait.labels(model).observe,
+        )
 
     def begin_shutdown(self) -> None:
         """Take no more requests; those under way go on."""
@@ -81,6 +99,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     """
     settings = services.settings
     request_id: str = request.state.request_id
+    services.admission.check_open()
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     body = await read_json(
@@ -114,8 +133,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         clock=time.time,
     )
     encoder = dialect.encoder(wanted, job, stamp)
-    services.catalog.require_worker(card)
-    slot = services.admission.acquire()
+    slot = _admit(services, job, card)
     generation = Generation(
         services.dispatcher,
         job,
@@ -139,12 +157,36 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         request_id=request_id,
         limits=settings.limits,
         ignored=normalised.ignored,
+        on_phase=slot.follow,
+        refine=record.refine,
         on_end=record.end,
     )
     record.answer = answer
+    slot.follow(generation.phase)
     services.answers.add(answer)
     services.metrics.in_flight.set(services.admission.in_flight)
     return answer
+
+
+def _admit(services: Services, job: Job, card: ModelCard) -> Slot:
+    """The right to run a request now.
+
+    Raises:
+        ServiceError: It has to come back later.
+    """
+    refusals = services.metrics.refusals
+    try:
+        services.admission.check_open()
+        services.catalog.require_worker(card)
+        return services.admission.admit(
+            card.id, tokens=estimate_tokens(job), free_slots=services.catalog.free_slots(card)
+        )
+    except Overload as error:
+        refusals.labels(card.id, error.reason).inc()
+        raise
+    except ServiceError as error:
+        refusals.labels(card.id, error.code).inc()
+        raise
 
 
 def _client_retry(request: Request) -> int | None:
@@ -177,6 +219,13 @@ class _Record:
         self._began = time.monotonic()
         self.answer: Answer | None = None
 
+    def refine(self, error: ErrorInfo) -> ErrorInfo:
+        """An error that says when to try again, as far as that can be measured."""
+        if error.code != ModelOverloaded.code:
+            return error
+        wait_s = self._services.admission.backlog(self._generation.job.model).retry_after_s()
+        return msgspec.structs.replace(error, retry_after_s=wait_s or error.retry_after_s)
+
     def end(self, status: int, error: ErrorInfo | None) -> None:
         """All is over; called once."""
         services, generation, job = self._services, self._generation, self._generation.job
@@ -189,6 +238,8 @@ class _Record:
         outcome = outcome_of(error)
         metrics = services.metrics
         metrics.in_flight.set(services.admission.in_flight)
+        if error is not None and error.kind is ErrorKind.OVERLOADED and status != 200:
+            metrics.refusals.labels(job.model, error.code).inc()
         metrics.requests.labels(self._dialect.name, job.model, outcome, str(status)).inc()
         metrics.duration.labels(self._dialect.name, job.model).observe(duration_s)
         if ttft_s is not None:

@@ -30,6 +30,31 @@ class IngressMetrics:
         self.in_flight = Gauge(
             "headrace_requests_in_flight", "Requests in flight", registry=self.registry
         )
+        self.queued = Gauge(
+            "headrace_queued_requests",
+            "Requests that wait for a worker",
+            ["model"],
+            registry=self.registry,
+        )
+        self.queued_tokens = Gauge(
+            "headrace_queued_tokens",
+            "Tokens of their prompts, estimated",
+            ["model"],
+            registry=self.registry,
+        )
+        self.queue_wait = Histogram(
+            "headrace_queue_wait_seconds",
+            "From handing a request over until a worker accepted it",
+            ["model"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.refusals = Counter(
+            "headrace_refusals_total",
+            "Requests refused for want of capacity, by the bound that was reached or the error",
+            ["model", "reason"],
+            registry=self.registry,
+        )
         self.ttft = Histogram(
             "headrace_time_to_first_token_seconds",
             "From arrival to the first token",

@@ -81,6 +81,8 @@ class IngressSettings(BaseModel):
         api_keys: Accepted keys beside those of the file.
         max_body_bytes: Bodies of this size and above are refused.
         max_concurrent: Requests in flight in this process.
+        max_queued: Requests of one model that wait for a worker, in this process.
+        max_queued_tokens: Tokens of their prompts, about.
         grace_s: How long running streams may go on after SIGTERM.
     """
 
@@ -94,6 +96,8 @@ class IngressSettings(BaseModel):
     profile: ProfileName = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
     max_concurrent: int = Field(default=4096, gt=0)
+    max_queued: int = Field(default=1000, gt=0)
+    max_queued_tokens: int = Field(default=8_000_000, gt=0)
     grace_s: float = Field(default=120.0, ge=0)
     limits: TimeLimits = TimeLimits()
     media: MediaLimits = MediaLimits()

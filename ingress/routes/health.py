@@ -43,6 +43,9 @@ def health_routes(services: Services) -> APIRouter:
         services.metrics.workers.clear()
         for model, count in counts.items():
             services.metrics.workers.labels(model).set(count)
+        for model, backlog in services.admission.backlogs.items():
+            services.metrics.queued.labels(model).set(len(backlog))
+            services.metrics.queued_tokens.labels(model).set(backlog.tokens)
         return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -154,7 +154,7 @@ async def test_shutting_down(stream: bool) -> None:
             assert (await http.get("/health/ready")).status_code == 200
             stack.pods[0].server.handle_exit(15, None)
             with pytest.raises(ServerShuttingDown):
-                stack.services.admission.acquire()
+                stack.services.admission.check_open()
             assert (await http.get("/health/live")).status_code == 200
         assert (await short).status_code == 200
         response = await long

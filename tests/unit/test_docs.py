@@ -42,7 +42,7 @@ def test_every_variable_is_in_the_table(name: str) -> None:
         assert option.opts[0] in flag
         assert name in commands.split(", ")
         if isinstance(option.default, int | float) and option.default:
-            assert default == f"{option.default:g}", variable
+            assert float(default) == option.default, variable
 
 
 def test_the_table_names_no_other_variables() -> None:
