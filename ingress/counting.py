@@ -32,10 +32,10 @@ from schemas.delta import Counted, Failed
 from schemas.errors import (
     ClientClosedRequest,
     ModelUnavailable,
-    ProtocolViolation,
     ReportedError,
     ServiceError,
     ServingError,
+    WorkerFailed,
 )
 from schemas.job import Job
 from schemas.model_card import Capabilities, ModelCard
@@ -198,10 +198,12 @@ async def _ask(dispatcher: Dispatcher, job: Job, patience_s: float) -> int:
 
 
 async def _only_delta(reply: Reply) -> Counted | Failed:
-    message, *_ = await reply.receive()
+    """What the worker says; a count that cost one is not tried on the next."""
     checker = ReplyChecker(0)
-    for delta in message.deltas:
-        checker.feed(delta)
-        if isinstance(delta, Counted | Failed):
-            return delta
-    raise ProtocolViolation("The prompt could not be counted.", diagnostic="an empty reply")
+    while True:
+        for message in await reply.receive():
+            for delta in message.deltas:  # a sign of life has none
+                checker.feed(delta)
+                if isinstance(delta, Counted | Failed):
+                    return delta
+                raise WorkerFailed("The worker that was counting was lost.")

@@ -82,8 +82,10 @@ class Services:
         )
 
     def begin_shutdown(self) -> None:
-        """Take no more requests; those under way go on."""
+        """Take no more requests, and send those away that no worker has begun; the rest goes on."""
         self.admission.shutting_down = True
+        for answer in tuple(self.answers):
+            answer.refuse()
 
     def end_answers(self) -> None:
         """Give up the answers that are still under way."""
@@ -244,6 +246,8 @@ class _Record:
         metrics.duration.labels(self._dialect.name, job.model).observe(duration_s)
         if ttft_s is not None:
             metrics.ttft.labels(self._dialect.name, job.model).observe(ttft_s)
+        for loss in generation.retries.losses:
+            metrics.lost_attempts.labels(job.model, loss).inc()
         metrics.input_tokens.labels(job.model).inc(usage.input_tokens)
         metrics.output_tokens.labels(job.model).inc(usage.output_tokens)
         log.info(
@@ -265,6 +269,7 @@ class _Record:
             output_tokens=usage.output_tokens,
             reasoning_tokens=usage.reasoning_tokens,
             attempt=generation.attempt,
+            lost_attempts=len(generation.retries.losses),
             worker=generation.worker,
             client_retry=self._client_retry,
         )

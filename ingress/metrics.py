@@ -55,6 +55,12 @@ class IngressMetrics:
             ["model", "reason"],
             registry=self.registry,
         )
+        self.lost_attempts = Counter(
+            "headrace_lost_attempts_total",
+            "Times that a reply had to go on with another worker, by why the attempt was lost",
+            ["model", "reason"],
+            registry=self.registry,
+        )
         self.ttft = Histogram(
             "headrace_time_to_first_token_seconds",
             "From arrival to the first token",
