@@ -26,6 +26,7 @@ THINK_END = tiny.VOCAB_SIZE - len(tiny.MARKERS) + tiny.MARKERS.index("</think>")
 """Id of the tiny model's token that ends reasoning."""
 
 _WORDS = 24
+_SEEDED = ("chat", "completions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,25 +88,43 @@ def catalogue(engine: str, *, model: str, count: int, seed: int) -> list[Ask]:
 
 
 def sampled(asks: list[Ask]) -> list[Ask]:
-    """The same at temperature 1; every other one with a seed, and so repeatable."""
-    return [
-        replace(
-            ask,
-            exact=number % 2 == 0,
-            body={
-                **ask.body,
-                "temperature": 1.0,
-                **({"seed": number} if number % 2 == 0 and _takes_seed(ask) else {}),
-            },
-        )
-        if number % 2 or _takes_seed(ask)
-        else replace(ask, exact=False, body={**ask.body, "temperature": 1.0})
-        for number, ask in enumerate(asks)
-    ]
+    """The same at temperature 1; every other one with a seed where it can be, so repeatable."""
+    changed = []
+    for number, ask in enumerate(asks):
+        exact = number % 2 == 0 and ask.dialect in _SEEDED
+        seed = {"seed": number} if exact else {}
+        body = {**ask.body, "temperature": 1.0, **seed}
+        changed.append(replace(ask, exact=exact, body=body))
+    return changed
 
 
-def _takes_seed(ask: Ask) -> bool:
-    return ask.dialect in ("chat", "completions")
+def long_asks(engine: str, *, model: str) -> list[Ask]:
+    """Streams that do not end by themselves for minutes."""
+    fields: dict[str, Any] = {"model": model, "stream": True}
+    if engine == "scripted":
+        fields["messages"] = _user("[[k=9000 gap=20]]")
+    else:
+        fields |= {"messages": _user("Go on."), "max_tokens": 3500, "ignore_eos": True}
+    return [Ask(name="chat/long#0", dialect="chat", body=fields, stream=True)]
+
+
+def poison_asks(*, model: str) -> list[Ask]:
+    """Requests that end their worker whenever it runs them: at once, or after some tokens."""
+    asks: list[Ask] = []
+    for dialect, field in (("chat", "messages"), ("messages", "messages"), ("responses", "input")):
+        for at in (0, 5):
+            for stream in (True, False):
+                said = _said(field, f"[[k=40 gap=20]][[crash:{at}]]")
+                room = {"max_tokens": 1000} if dialect == "messages" else {}
+                asks.append(
+                    Ask(
+                        name=f"{dialect}/poison-{at}#{len(asks)}",
+                        dialect=dialect,
+                        body={"model": model, "stream": stream, field: said, **room},
+                        stream=stream,
+                    )
+                )
+    return asks
 
 
 def _limit(fields: dict[str, Any]) -> int:

@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -68,11 +69,13 @@ class Journal:
 
     Attributes:
         requests: By request id.
+        restarts: How often a supervisor has seen its child die.
         settled: Per job event of the workers: when it was read and how the job ended.
-        alarms: Lines of level `error`, and lines that are no events, such as tracebacks.
+        alarms: Lines of level `error`.
     """
 
     requests: dict[str, Request] = field(default_factory=dict)
+    restarts: int = 0
     settled: list[tuple[float, str]] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
 
@@ -89,6 +92,8 @@ class Journal:
             self.requests[event["request_id"]] = Request(
                 event["attempt"], event["outcome"], event["code"]
             )
+        elif name in ("supervisor.restarting", "supervisor.gave_up"):
+            self.restarts += 1
         elif unit.role == "worker" and name in _SETTLED:
             self.settled.append((now, name))
         if event.get("level") == "error":
@@ -232,6 +237,8 @@ class Fleet:
     ) -> None:
         self.engine = engine
         self.home = home
+        self.blobs = home / "blobs"
+        self.blobs.mkdir()
         self.model = f"chaos-{engine}"
         self.broker = BrokerNode()
         self.broker_up = False
@@ -255,6 +262,15 @@ class Fleet:
             self.urls[name] = f"http://127.0.0.1:{port}"
             args = ("ingress", "--port", str(port), "--model", self.model, *amqp, "--grace", "2")
             self.units.append(Unit(name, "ingress", args, home / f"{name}.log"))
+
+    def broker_process(self) -> psutil.Process:
+        """The broker's own process: the one that listens on its port."""
+        port = urlsplit(self.broker.url).port
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr[1:] == (port,) and connection.pid is not None:
+                return psutil.Process(connection.pid)
+        raise ProcessLookupError("the broker does not listen")
 
     @property
     def workers(self) -> list[Unit]:

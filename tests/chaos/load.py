@@ -76,14 +76,14 @@ class Load:
     ) -> None:
         self._fleet = fleet
         self._asks = asks
-        self._concurrency = concurrency
+        self.concurrency = concurrency
         self._hear = hear
         self._pods = pods or (lambda: [unit.name for unit in fleet.pods if unit.ready])
         self._leave_after = leave_after
         self._numbers = itertools.count()
         self._stopping = asyncio.Event()
-        self.open: set[int] = set()
-        self.sent = 0
+        self._open: set[aiohttp.ClientResponse] = set()
+        self._waiting: list[Heard] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
@@ -94,7 +94,7 @@ class Load:
             aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
             asyncio.TaskGroup() as group,
         ):
-            for _ in range(self._concurrency):
+            for _ in range(self.concurrency):
                 group.create_task(self._client(http))
             try:
                 yield self
@@ -111,6 +111,32 @@ class Load:
             ask = self._asks[number % len(self._asks)]
             self._hear(await self._one(http, ask, pods[number % len(pods)], number))
 
+    @property
+    def streaming(self) -> int:
+        """How many answers have begun and not ended."""
+        return sum(not response.closed for response in self._open)
+
+    def all_went_on(self, *, since: float) -> bool:
+        """Whether every answer that was under way then has grown since, as far as one can see."""
+        return all(
+            heard.began > since or (heard.arrivals and heard.arrivals[-1] > since)
+            for heard in self._waiting
+            if heard.ask.stream
+        )
+
+    def leave(self) -> None:
+        """Every client goes away at once, and sends nothing any more."""
+        self._stopping.set()
+        for response in tuple(self._open):
+            response.close()
+
+    async def one(self, ask: Ask) -> Heard:
+        """Send one request beside the others."""
+        number = next(self._numbers)
+        pods = self._pods()
+        async with aiohttp.ClientSession() as http:
+            return await self._one(http, ask, pods[number % len(pods)], number)
+
     async def once(self) -> None:
         """Send every request once."""
         connector = aiohttp.TCPConnector(limit=0)
@@ -126,13 +152,12 @@ class Load:
             aiohttp.ClientSession(connector=connector) as http,
             asyncio.TaskGroup() as group,
         ):
-            for _ in range(self._concurrency):
+            for _ in range(self.concurrency):
                 group.create_task(client(http))
 
     async def _one(self, http: aiohttp.ClientSession, ask: Ask, pod: str, number: int) -> Heard:
         heard = Heard(ask=ask, pod=pod, began=time.monotonic())
-        self.open.add(number)
-        self.sent += 1
+        self._waiting.append(heard)
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 await self._read(http, heard, self._leave_after(number))
@@ -141,7 +166,7 @@ class Load:
         except (aiohttp.ClientError, OSError):
             heard.cut = True
         heard.ended = time.monotonic()
-        self.open.discard(number)
+        self._waiting = [other for other in self._waiting if other is not heard]
         return heard
 
     async def _read(
@@ -152,6 +177,7 @@ class Load:
         try:
             async with http.post(url, json=heard.ask.body) as response:
                 heard.status = response.status
+                self._open.add(response)
                 heard.request_id = response.headers.get("x-request-id", "")
                 async for piece in response.content.iter_any():
                     pieces.append(piece)
@@ -162,4 +188,5 @@ class Load:
                         response.close()
                         return
         finally:
+            self._open.difference_update([response for response in self._open if response.closed])
             heard.body = b"".join(pieces)

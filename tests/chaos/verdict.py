@@ -15,12 +15,23 @@ from tests.chaos.load import Heard
 from tests.chaos.transcript import Transcript, read
 
 Outcome: TypeAlias = Literal[
-    "same", "valid", "different", "invalid", "failed", "refused", "cut", "broken", "hung", "left"
+    "same",
+    "valid",
+    "different",
+    "invalid",
+    "failed",
+    "refused",
+    "cut",
+    "orphaned",
+    "broken",
+    "hung",
+    "left",
 ]
 """`same`: whole and as unharmed. `valid`: whole, and by chance another. `different`: looks whole,
 and is not the same. `invalid`: breaks its constraint or its usage. `failed`: says that it failed.
-`refused`: said so before it began. `cut`: ended without a word. `broken`: no valid answer at all.
-`hung`: did not end. `left`: the client went away."""
+`refused`: said so before it began. `cut`: ended without a word. `orphaned`: the same, when its
+ingress was killed. `broken`: no valid answer at all. `hung`: did not end. `left`: the client went
+away on purpose."""
 
 OUTCOMES: tuple[Outcome, ...] = Outcome.__args__  # type: ignore[attr-defined]
 

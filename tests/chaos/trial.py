@@ -1,0 +1,315 @@
+"""One run: a fleet, what its answers are unharmed, what it holds when idle; then the injuries.
+
+The parts that every scenario shares, from the baseline to the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.chaos import leaks
+from tests.chaos.asks import Ask, catalogue, sampled
+from tests.chaos.fleet import Blow, EngineName, Fleet, running_fleet
+from tests.chaos.gaps import Gaps, gaps
+from tests.chaos.load import Heard, Load
+from tests.chaos.plan import Injury
+from tests.chaos.report import Report
+from tests.chaos.verdict import OUTCOMES, WRONG, Baseline, Judged, Outcome, Tally, judge
+
+READY_LIMIT_S = 240.0
+"""How long a killed worker may take until it serves again, on a busy machine."""
+
+GAP_LIMIT_S = 2.0
+"""What a lost worker may cost a stream, beside the silences that it has anyway."""
+
+_UNHARMED_ROUNDS = 2
+_SHOWN = 20
+
+
+class Progress(Protocol):
+    """Where to tell how far a run is."""
+
+    def stage(self, text: str, total: int | None = None) -> None: ...
+    def advance(self) -> None: ...
+
+
+class Silent:
+    """Tells nobody."""
+
+    def stage(self, text: str, total: int | None = None) -> None: ...
+    def advance(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run is made of.
+
+    Attributes:
+        requests: Different ones, repeated as long as the run lasts.
+        pace_s: Between injuries, at least and on average.
+        logs: Where to keep what the processes write; None for nowhere.
+    """
+
+    engine: EngineName = "scripted"
+    seed: int = 1
+    kills: int = 100
+    concurrency: int = 32
+    requests: int = 92
+    workers: int = 3
+    pods: int = 2
+    pace_s: float = 1.0
+    minutes: float = 60.0
+    logs: Path | None = None
+
+
+@dataclass(slots=True)
+class Trial:
+    """A fleet with its unharmed answers, and what is heard under injury."""
+
+    settings: Settings
+    fleet: Fleet
+    report: Report
+    progress: Progress
+    asks: list[Ask]
+    baseline: Baseline = field(default_factory=Baseline)
+    idle: leaks.Held = field(default_factory=leaks.Held)
+    tally: Tally = field(default_factory=Tally)
+    silences_s: list[tuple[str, float]] = field(default_factory=list)
+
+    def hear(self, heard: Heard) -> None:
+        """Judge one answer."""
+        judged = judge(heard, self.baseline)
+        if judged.outcome == "cut" and self._pod_was_killed(heard):
+            judged = Judged(ask=judged.ask, outcome="orphaned", detail=judged.detail)
+        self.tally.add(judged)
+        if heard.ask.stream and judged.outcome in ("same", "valid"):
+            self.silences_s.append((heard.request_id, heard.silence_s))
+
+    def _pod_was_killed(self, heard: Heard) -> bool:
+        return any(
+            blow.unit == heard.pod and heard.began - 1 <= blow.at <= heard.ended
+            for blow in self.fleet.blows
+        )
+
+    async def carry_out(
+        self, injury: Injury, *, spare: int = 1, load: Load | None = None
+    ) -> Blow | None:
+        """Do one injury, once `spare` workers are ready beside the victim.
+
+        Not before the streams have gone on since the last one: a request that loses two workers
+        without a token in between is taken for what kills them, and rightly ends.
+        """
+        await asyncio.sleep(injury.pause_s)
+        if load is not None and self.fleet.blows:
+            last = self.fleet.blows[-1].at
+            await self.fleet.until(
+                lambda: load.all_went_on(since=last), READY_LIMIT_S, "every stream has gone on"
+            )
+        await self.fleet.until(
+            lambda: len(self.fleet.ready_workers()) > spare,
+            READY_LIMIT_S,
+            f"{spare + 1} workers are ready",
+        )
+        blow = await self.fleet.injure(injury)
+        self.progress.advance()
+        return blow
+
+    def moved_gaps(self) -> Gaps:
+        """Of the streams whose worker was lost."""
+        requests = self.fleet.journal.requests
+        return gaps(
+            [
+                silence
+                for request_id, silence in self.silences_s
+                if request_id in requests and requests[request_id].attempt > 1
+            ]
+        )
+
+    # --- What must hold ---------------------------------------------------------------------------
+
+    def require_answers(self, *excused: Outcome) -> None:
+        """Every answer is as unharmed, or one of the excused outcomes."""
+        allowed: set[Outcome] = {"same", "valid", *excused}
+        bad = {o: self.tally.outcomes[o] for o in OUTCOMES if o not in allowed}
+        text = "every answer byte-identical to the unharmed one, usage identical"
+        if excused:
+            text = f"every answer as unharmed, or {' or '.join(excused)}"
+        total = sum(self.tally.outcomes.values())
+        self.report.require(
+            text, total > 0 and not any(bad.values()), _counts(bad) or f"{total} answers"
+        )
+        wrong = self.tally.total(*sorted(WRONG))
+        self.report.require(
+            "nothing hung, and nothing that looks whole is wrong", wrong == 0, f"{wrong} did"
+        )
+
+    def require_injuries(self, planned: int) -> None:
+        done = len(self.fleet.blows)
+        self.report.require("all planned injuries were done", done >= planned, f"{done}")
+
+    def require_gaps(self) -> None:
+        """Streams whose worker was lost go on soon."""
+        moved, unharmed = self.moved_gaps(), gaps(self.baseline.silences_s)
+        limit = GAP_LIMIT_S + unharmed.p95
+        self.report.require("some streams lost their worker and went on", moved.streams > 0)
+        self.report.require(
+            f"their longest silence, p95, at most {GAP_LIMIT_S:g} s more than unharmed",
+            moved.p95 <= limit,
+            f"{moved.p95} s; unharmed {unharmed.p95} s",
+        )
+
+    async def require_idle(self, *, dead_letters: bool = False) -> None:
+        """Nothing is held that was not held before; but for dead letters, where they may be."""
+        self.progress.stage("back to idle")
+        await self.fleet.settled(timeout_s=READY_LIMIT_S)
+        now, differences = await leaks.until_as_before(
+            self.fleet, self.idle, besides=("headrace.dead",) if dead_letters else ()
+        )
+        self.report.require(
+            "afterwards the service holds what it held when idle before",
+            not differences,
+            "; ".join(differences),
+        )
+        self.report.tables["Held when idle, before and after"] = _held_table(self.idle, now)
+
+    # --- The report -------------------------------------------------------------------------------
+
+    def summarise(self) -> None:
+        """Put what was counted into the report."""
+        report, tally, fleet = self.report, self.tally, self.fleet
+        moved, unharmed = self.moved_gaps(), gaps(self.baseline.silences_s)
+        killed = Counter(blow.victim for blow in fleet.blows)
+        attempts = [request.attempt for request in fleet.journal.requests.values()]
+        report.figures |= {
+            "injuries": _counts(killed) or "none",
+            "answers": sum(tally.outcomes.values()),
+            "outcomes": _counts(tally.outcomes),
+            "answers that took more than one attempt": sum(n > 1 for n in attempts),
+            "most attempts of one answer": max(attempts, default=0),
+            "unharmed runs that disagreed, left out": f"{len(self.baseline.dropped)} requests",
+            "longest silence of a stream whose worker was lost": _gap_text(moved),
+            "longest silence of a stream, unharmed": _gap_text(unharmed),
+            "starts of workers": sum(unit.starts for unit in fleet.workers),
+        }
+        if tally.reasons:
+            report.figures["failures"] = _counts(tally.reasons)
+        used = [o for o in OUTCOMES if tally.outcomes[o]]
+        if used:
+            report.tables["Outcomes by kind of request"] = [
+                ["kind", *used],
+                *([kind, *(str(n[o]) for o in used)] for kind, n in sorted(tally.kinds.items())),
+            ]
+        report.examples += [f"{j.ask}: {j.outcome}: {j.detail}" for j in tally.examples]
+        report.alarms += fleet.journal.alarms[:_SHOWN]
+        began = fleet.blows[0].at if fleet.blows else 0.0
+        report.injuries += [
+            f"{b.at - began:9.2f} s  {b.number:5}  {b.victim:11} {b.unit} pid {b.pid}"
+            for b in fleet.blows
+        ]
+
+
+@asynccontextmanager
+async def trial(
+    scenario: str,
+    settings: Settings,
+    progress: Progress,
+    *,
+    sampling: bool = False,
+    choose: Callable[[Fleet], Sequence[Ask]] | None = None,
+) -> AsyncIterator[Trial]:
+    """A fleet that is ready, whose unharmed answers and idle state are known."""
+    began = time.monotonic()
+    report = Report(
+        scenario=scenario,
+        engine=settings.engine,
+        seed=settings.seed,
+        settings={
+            name: getattr(settings, name) for name in ("workers", "pods", "concurrency", "requests")
+        },
+        began=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    progress.stage(f"starting {settings.workers} workers and {settings.pods} pods")
+    async with running_fleet(
+        engine=settings.engine,
+        workers=settings.workers,
+        pods=settings.pods,
+        concurrency=max(settings.concurrency, 32),
+        logs=settings.logs,
+    ) as fleet:
+        asks = catalogue(
+            settings.engine, model=fleet.model, count=settings.requests, seed=settings.seed
+        )
+        if sampling:
+            asks = sampled(asks)
+        if choose is not None:
+            asks = list(choose(fleet))
+        made = Trial(settings, fleet, report, progress, asks)
+        await _unharmed(made)
+        made.idle = await _idle(made)
+        try:
+            yield made
+        finally:
+            made.summarise()
+            report.duration_s = round(time.monotonic() - began, 1)
+
+
+async def _unharmed(made: Trial) -> None:
+    for number in range(_UNHARMED_ROUNDS):
+        made.progress.stage(f"unharmed run {number + 1}")
+        load = Load(
+            made.fleet,
+            made.asks,
+            concurrency=made.settings.concurrency,
+            hear=made.baseline.add,
+        )
+        await load.once()
+    made.asks = [ask for ask in made.asks if ask.name in made.baseline.transcripts]
+
+
+async def _idle(made: Trial) -> leaks.Held:
+    """What is held when idle: the same at two looks in a row."""
+    made.progress.stage("idle")
+    before = await leaks.look(made.fleet)
+    for _ in range(15):
+        await asyncio.sleep(1)
+        now = await leaks.look(made.fleet)
+        busy = sum(now.engine_requests.values()) + sum(now.jobs.values())
+        if not now.differences(before) and not busy and not sum(now.in_flight.values()):
+            return now
+        before = now
+    raise TimeoutError("the service does not come to rest before anything was done to it")
+
+
+def _counts(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if n)
+
+
+def _gap_text(gap: Gaps) -> str:
+    if not gap.streams:
+        return "no such stream"
+    return f"p50 {gap.p50} s, p95 {gap.p95} s, longest {gap.longest} s ({gap.streams} streams)"
+
+
+def _held_table(before: leaks.Held, now: leaks.Held) -> list[list[str]]:
+    rows = [["what", "before", "after"]]
+    for what, then in before.as_dict().items():
+        after = now.as_dict()[what]
+        if isinstance(then, dict) and isinstance(after, dict):
+            if what in ("files", "threads", "rss_mb", "engine_requests", "jobs", "in_flight"):
+                rows.append([what, str(sum(then.values())), str(sum(after.values()))])
+                continue
+            rows += [
+                [f"{what} {name}", str(then.get(name, 0)), str(after.get(name, 0))]
+                for name in sorted({*then, *after})
+            ]
+        else:
+            rows.append([what, str(then), str(after)])
+    return rows
