@@ -19,12 +19,13 @@ BIN := $(VENV)/bin
 PACKAGES := schemas ingress workers
 ARGS ?=
 
-.PHONY: help up test test-clients lint format lock clean python
+.PHONY: help up test test-clients chaos soak lint format lock clean python
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 20
-	@echo '  ARGS="..." is passed on: to "headrace up" by "make up", to pytest by "make test".'
+	@echo '  ARGS="..." is passed on: to "headrace up" by "make up", to pytest by "make test",'
+	@echo '  to "python -m tests.chaos" by "make chaos" (try --help) and "make soak".'
 
 python:
 	@test -n "$(PYTHON)" || { \
@@ -48,6 +49,14 @@ test-clients: python ## Install real clients, of Node.js too, and run them again
 	@# Not "npm ci": it refuses a lock without the packages of platforms that a registry does not carry.
 	npm install --prefix tests/clients --no-save --no-audit --no-fund --loglevel error
 	$(BIN)/python -m pytest tests/clients $(ARGS)
+
+chaos: python ## Kill processes of a running service by a plan, and check that nothing is lost
+	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
+	$(BIN)/python -m tests.chaos $(or $(ARGS),all)
+
+soak: python ## Keep a service busy for an hour, and check that memory stays flat
+	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
+	$(BIN)/python -m tests.chaos soak $(ARGS)
 
 lint: ## Check style, format and types
 	$(BIN)/ruff check .
