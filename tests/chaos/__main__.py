@@ -28,12 +28,14 @@ _LONG: dict[str, dict[str, Any]] = {
     "restart-broker": {"engine": "scripted", "kills": 10},
     "poison": {"engine": "scripted", "kills": 12, "workers": 4},
     "soak": {"engine": "scripted", "kills": 0},
+    "short": {"engine": "scripted", "kills": 25, "workers": 4, "pace_s": 0.1, "requests": 46},
 }
 _LONG_SGLANG: dict[str, dict[str, Any]] = {
     "kill-workers": {"kills": 200, "workers": 3, "pace_s": 2.0},
     "sampling": {"kills": 100, "workers": 3, "pace_s": 2.0},
     "kill-everything": {"kills": 100, "workers": 3, "pace_s": 2.0},
     "soak": {"workers": 2},
+    "short": {"kills": 3, "workers": 2, "pace_s": 1.0, "requests": 27},
 }
 _ALL = (
     ("kill-workers", "sglang"),

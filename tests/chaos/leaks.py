@@ -23,6 +23,9 @@ _FD_SLACK = 12
 
 _THREAD_SLACK = 8
 
+_OF_WORKERS = ("headrace_worker_engine_running", "headrace_worker_jobs_running")
+_OF_PODS = "headrace_requests_in_flight"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
@@ -70,12 +73,17 @@ class Held:
 
 async def look(fleet: Fleet) -> Held:
     """What is held now."""
+    listed, connections, channels = await asyncio.gather(
+        fleet.broker.rows(
+            "queues", "name", "messages_ready", "messages_unacknowledged", "consumers"
+        ),
+        fleet.broker.rows("connections", "name"),
+        fleet.broker.rows("channels", "name"),
+    )
     queues: Counter[str] = Counter()
     consumers: Counter[str] = Counter()
     messages: Counter[str] = Counter()
-    for name, ready, unacknowledged, taking in await fleet.broker.rows(
-        "queues", "name", "messages_ready", "messages_unacknowledged", "consumers"
-    ):
+    for name, ready, unacknowledged, taking in listed:
         purpose = _purpose(name)
         queues[purpose] += 1
         consumers[purpose] += int(taking)
@@ -84,23 +92,37 @@ async def look(fleet: Fleet) -> Held:
         queues=dict(queues),
         consumers=dict(consumers),
         messages=dict(messages),
-        connections=len(await fleet.broker.rows("connections", "name")),
-        channels=len(await fleet.broker.rows("channels", "name")),
+        connections=len(connections),
+        channels=len(channels),
         blobs=sum(1 for path in fleet.blobs.rglob("*") if path.is_file()),
     )
     for unit in fleet.workers:
         samples = await _samples(fleet, fleet.metrics_urls[unit.name])
-        held.engine_requests[unit.name] = int(samples.get("headrace_worker_engine_running", -1))
-        held.jobs[unit.name] = int(samples.get("headrace_worker_jobs_running", -1))
+        held.engine_requests[unit.name], held.jobs[unit.name] = (
+            int(samples.get(name, -1)) for name in _OF_WORKERS
+        )
     for unit in fleet.pods:
         samples = await _samples(fleet, f"{fleet.urls[unit.name]}/metrics")
-        held.in_flight[unit.name] = int(samples.get("headrace_requests_in_flight", -1))
+        held.in_flight[unit.name] = int(samples.get(_OF_PODS, -1))
     for name, process in processes(fleet).items():
         with suppress(psutil.Error):
             held.files[name] = process.num_fds()
             held.threads[name] = process.num_threads()
             held.rss_mb[name] = process.memory_info().rss >> 20
     return held
+
+
+async def quiet(fleet: Fleet) -> bool:
+    """Whether nobody says that they work on anything, as of the last announcements."""
+    for unit in fleet.workers:
+        samples = await _samples(fleet, fleet.metrics_urls[unit.name])
+        if any(samples.get(name, -1) for name in _OF_WORKERS):
+            return False
+    for unit in fleet.pods:
+        samples = await _samples(fleet, f"{fleet.urls[unit.name]}/metrics")
+        if samples.get(_OF_PODS, -1):
+            return False
+    return True
 
 
 async def until_as_before(
@@ -115,6 +137,8 @@ async def until_as_before(
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
+            while not await quiet(fleet) and loop.time() < deadline:
+                await asyncio.sleep(0.5)
             now = await look(fleet)
             differences = [
                 line

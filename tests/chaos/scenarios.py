@@ -19,6 +19,7 @@ from tests.chaos.plan import Victim, at_random, in_turn
 from tests.chaos.report import Report
 from tests.chaos.transcript import read
 from tests.chaos.trial import Progress, Settings, Trial, trial
+from tests.chaos.verdict import Tally
 
 ABORT_LIMIT_S = 2.0
 """Within this the workers must have let go of what a lost pod had asked for."""
@@ -57,6 +58,35 @@ async def _kill_workers(
         made.require_answers()
         made.require_injuries(len(plan))
         made.require_gaps()
+        await made.require_idle()
+    return made.report
+
+
+async def short(settings: Settings, progress: Progress) -> Report:
+    """A little of everything that `make test` has the time for."""
+    victims: tuple[Victim, ...] = ("worker", "worker", "supervisor")
+    if settings.engine == "sglang":
+        victims = ("scheduler", "detokenizer", "worker")
+    plan = in_turn(victims, seed=settings.seed, kills=settings.kills, pace_s=settings.pace_s)
+    async with trial("short", settings, progress) as made:
+        load = Load(made.fleet, made.asks, concurrency=settings.concurrency, hear=made.hear)
+        async with load.running():
+            progress.stage("killing", len(plan))
+            for injury in plan:
+                await made.carry_out(injury, load=load)
+        made.require_answers()
+        made.require_injuries(len(plan))
+        moved = made.moved_gaps()
+        made.report.require("some streams lost their worker and went on", moved.streams > 0)
+        if settings.engine == "scripted":
+            made.tally = Tally()
+            load = Load(made.fleet, made.asks, concurrency=settings.concurrency, hear=made.hear)
+            async with load.running():
+                progress.stage("restarting the broker")
+                await asyncio.sleep(1)
+                await made.fleet.restart_broker(len(plan))
+                await _answers_again(made.fleet, made.asks[0])
+            made.require_answers("failed", "refused")
         await made.require_idle()
     return made.report
 
@@ -326,4 +356,5 @@ SCENARIOS: Mapping[str, Scenario] = {
     "restart-broker": restart_broker,
     "poison": poison,
     "soak": soak,
+    "short": short,
 }

@@ -275,17 +275,12 @@ async def _unharmed(made: Trial) -> None:
 
 
 async def _idle(made: Trial) -> leaks.Held:
-    """What is held when idle: the same at two looks in a row."""
+    """What is held once nobody works any more."""
     made.progress.stage("idle")
-    before = await leaks.look(made.fleet)
-    for _ in range(15):
-        await asyncio.sleep(1)
-        now = await leaks.look(made.fleet)
-        busy = sum(now.engine_requests.values()) + sum(now.jobs.values())
-        if not now.differences(before) and not busy and not sum(now.in_flight.values()):
-            return now
-        before = now
-    raise TimeoutError("the service does not come to rest before anything was done to it")
+    async with asyncio.timeout(60):
+        while not await leaks.quiet(made.fleet):
+            await asyncio.sleep(0.5)
+    return await leaks.look(made.fleet)
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
