@@ -87,7 +87,8 @@ class Answer(Response):
         self._loop = asyncio.get_running_loop()
         self._began_at = self._loop.time()
         self._written_at = self._began_at
-        self._writing = False
+        self._writing_since: float | None = None
+        self._aside: asyncio.Task[None] | None = None  # writes what is due by the clock
         self._committed = False
         self._opened = False
         self._shutting_down = False
@@ -98,6 +99,14 @@ class Answer(Response):
     def _phase_changed(self) -> None:
         self._wake.set()
         self._on_phase(self._generation.phase)
+
+    def refuse(self) -> None:
+        """The process takes no more work: give up an answer that nobody has begun.
+
+        One whose status line has left stays: its client would not ask again by itself.
+        """
+        if self._generation.accepted_at is None and not self._committed:
+            self.shut_down()
 
     def shut_down(self) -> None:
         """The process ends: give up what is left of this answer."""
@@ -131,14 +140,14 @@ class Answer(Response):
         return error.status if gone or not self._committed else 200
 
     async def _tell(self, error: ErrorInfo, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._committed:
-            response = error_response(self._dialect, error, self._request_id)
-            await response(scope, receive, send)
-        elif not self._writing:
-            # A record that is still on its way to a reader who takes nothing cannot be followed.
-            frames = self._encoder.fail(error, self._generation.usage)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.write_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.write_s):
+                if not self._committed:
+                    response = error_response(self._dialect, error, self._request_id)
+                    await response(scope, receive, send)
+                elif self._writing_since is None:
+                    # One that is still on its way to a reader who takes nothing is not followed.
+                    frames = self._encoder.fail(error, self._generation.usage)
                     await self._send_body(send, b"".join(frames), more=False)
 
     async def _drive(self, receive: Receive, send: Send) -> None:
@@ -153,7 +162,7 @@ class Answer(Response):
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    (carrying, leaving, woken),
+                    {carrying, leaving, woken, *self._asides()},
                     timeout=self._next_due() - self._loop.time(),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
@@ -162,23 +171,30 @@ class Answer(Response):
                     return
                 if leaving in done:
                     raise ClientClosedRequest("The client went away.")
+                if self._aside in done:
+                    self._aside.result()
+                    self._aside = None
                 if self._shutting_down:
                     raise ServerShuttingDown("The server is shutting down; try again.")
                 if woken in done:
                     self._wake.clear()
                     woken = asyncio.create_task(self._wake.wait())
-                await self._on_time(send)
+                self._on_time(send)
         finally:
-            for task in (carrying, leaving, woken):
+            tasks = (carrying, leaving, woken, *self._asides())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(carrying, leaving, woken, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _asides(self) -> Sequence[asyncio.Task[None]]:
+        return () if self._aside is None else (self._aside,)
 
     def _next_due(self) -> float:
         at = self._generation.due_at()
         # A write may begin while this time is waited for, and must not go unnoticed for long.
-        since = self._written_at if self._writing else self._loop.time()
+        since = self._loop.time() if self._writing_since is None else self._writing_since
         at = min(at, since + self._limits.write_s)
-        if not self._stream:
+        if not self._stream or self._writing_since is not None:
             return at
         if not self._committed:
             return min(at, self._commit_at())
@@ -192,18 +208,21 @@ class Answer(Response):
             return min(at, self._generation.accepted_at + self._limits.commit_after_accept_s)
         return at
 
-    async def _on_time(self, send: Send) -> None:
-        now = self._loop.time()
-        if self._writing and now >= self._written_at + self._limits.write_s:
+    def _on_time(self, send: Send) -> None:
+        now, since = self._loop.time(), self._writing_since
+        if since is not None and now >= since + self._limits.write_s:
             raise ClientClosedRequest("The client stopped reading.")
         self._generation.on_due()
-        if not self._stream or self._writing:
+        if not self._stream or since is not None or self._aside is not None:
             return
+        # By a task of its own: a reader who takes nothing must not hold up the limits.
         if not self._committed:
             if now >= self._commit_at():
-                await self._commit(send)
+                self._committed = True
+                self._aside = asyncio.create_task(self._begin_stream(send, self._open()))
         elif now >= self._written_at + self._limits.keep_alive_s:
-            await self._send_body(send, b"".join(self._encoder.keep_alive()), more=True)
+            sign = b"".join(self._encoder.keep_alive())
+            self._aside = asyncio.create_task(self._send_body(send, sign, more=True))
 
     async def _carry(self, send: Send) -> None:
         await self._generation.start()
@@ -215,12 +234,15 @@ class Answer(Response):
     async def _carry_stream(self, send: Send) -> None:
         while True:
             deltas = await self._generation.receive()
+            if self._aside is not None:
+                await asyncio.wait((self._aside,))  # its record leaves first
             frames = self._frames(deltas)
             ended = type(deltas[-1]) is Completed
             if not self._committed:
                 if not frames and not ended:
                     continue
-                await self._commit(send, frames, more=not ended)
+                self._committed = True
+                await self._begin_stream(send, [*self._open(), *frames], more=not ended)
             elif frames or ended:
                 await self._send_body(send, b"".join(frames), more=not ended)
             if ended:
@@ -260,11 +282,9 @@ class Answer(Response):
         await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
         await self._send_body(send, body, more=False)
 
-    async def _commit(
-        self, send: Send, frames: list[bytes] | None = None, *, more: bool = True
+    async def _begin_stream(
+        self, send: Send, frames: Sequence[Frame], *, more: bool = True
     ) -> None:
-        self._committed = True
-        opening = [*self._open(), *(frames or ())]
         await self._write(
             send,
             {
@@ -273,7 +293,7 @@ class Answer(Response):
                 "headers": [*SSE_HEADERS, *self._ignored_header],
             },
         )
-        await self._send_body(send, b"".join(opening), more=more)
+        await self._send_body(send, b"".join(frames), more=more)
 
     async def _send_body(self, send: Send, body: bytes, *, more: bool) -> None:
         if len(body) > _PIECE_BYTES:
@@ -287,10 +307,10 @@ class Answer(Response):
         await self._write(send, {"type": "http.response.body", "body": body, "more_body": more})
 
     async def _write(self, send: Send, message: Message) -> None:
-        self._writing = True
+        self._writing_since = self._loop.time()
         try:
             await send(message)
         except OSError:
             raise ClientClosedRequest("The client went away.") from None
-        self._writing = False
+        self._writing_since = None
         self._written_at = self._loop.time()

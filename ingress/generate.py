@@ -101,7 +101,6 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     """
     settings = services.settings
     request_id: str = request.state.request_id
-    services.admission.check_open()
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     body = await read_json(

@@ -1,20 +1,30 @@
 """Serving an app over HTTP, and stopping without dropping what is under way.
 
-SIGTERM or SIGINT: readiness off, no new requests, running answers go on for the grace time, the
-rest is told that the server shuts down. A second signal ends at once.
+SIGTERM or SIGINT: readiness off, new requests and those that still wait for a worker are refused,
+running answers go on for the grace time, the rest is told that the server shuts down. A second
+signal ends the grace time.
+
+The port stays open meanwhile, so that probes see an end that was meant and whoever still comes gets
+an honest answer. Every connection is closed with its next response, and none before: a client would
+have sent its request into the void. One that connects again finds another process.
+
+Source: wire reference, "Shutdown and overload".
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ingress.generate import Services
+from schemas import telemetry
 
 log = structlog.get_logger()
 
@@ -39,22 +49,24 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="none",
-                http="httptools",
+                http=HttpToolsProtocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,
                 log_config=None,
                 server_header=False,
                 timeout_keep_alive=75,
-                timeout_graceful_shutdown=int(settings.grace_s) + _LAST_WORDS_S,
+                timeout_graceful_shutdown=_LAST_WORDS_S,
             )
         )
         self._services = services
         self._on_ready = on_ready
-        self._ending: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._grace_ends_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Bind, then say where."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
         if self.started and self._on_ready is not None:
             await self._on_ready(self.url())
@@ -65,12 +77,41 @@ class Server(uvicorn.Server):
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end; uvicorn stops accepting."""
-        if self.should_exit:
-            self._services.end_answers()
+        """A signal has come, at whatever moment: the loop is told."""
+        del frame
+        if sig == signal.SIGINT:
+            self._captured_signals.append(sig)  # raised once more when all is over
+        if self.started:
+            self._loop.call_soon_threadsafe(self._end)
         else:
-            self._services.begin_shutdown()
-            self._ending = asyncio.get_event_loop().call_later(
-                self._services.settings.grace_s, self._services.end_answers
-            )
-        super().handle_exit(sig, frame)
+            self.should_exit = True
+
+    def _end(self) -> None:
+        """The first call begins the end, any further one hurries it."""
+        if self._grace_ends_at is not None:
+            self._grace_ends_at = self._loop.time()
+            return
+        services = self._services
+        self._grace_ends_at = self._loop.time() + services.settings.grace_s
+        services.begin_shutdown()
+        log.info(
+            telemetry.INGRESS_DRAINING,
+            running=len(services.answers),
+            grace_s=services.settings.grace_s,
+        )
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)  # of responses from now on
+        self.server_state.default_headers = [*self.server_state.default_headers, close]
+        for connection in tuple(self.server_state.connections):
+            if isinstance(connection, HttpToolsProtocol) and connection.cycle is not None:
+                connection.cycle.keep_alive = False
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether it is over."""
+        over = await super().on_tick(counter)
+        if over or self._grace_ends_at is None:
+            return over
+        if self._services.answers and self._loop.time() < self._grace_ends_at:
+            return False
+        self._services.end_answers()
+        return True

@@ -27,6 +27,8 @@ JOB_INTERRUPTED: Final = "job.interrupted"
 JOB_REDELIVERED: Final = "job.redelivered"
 WORKER_READY: Final = "worker.ready"
 WORKER_DRAINING: Final = "worker.draining"
+INGRESS_DRAINING: Final = "ingress.draining"
+ENGINE_LOST: Final = "worker.engine_lost"
 
 _MAX_FRAMES: Final = 30
 
