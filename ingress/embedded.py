@@ -27,15 +27,16 @@ from ingress.server import Server
 from ingress.settings import IngressSettings
 from schemas import telemetry
 from schemas.model_card import served_id
-from schemas.options import AmqpUrl, option, supervise_option
+from schemas.options import READY_OPTION, AmqpUrl, option, supervise_option
 from schemas.transport.base import Dispatcher, JobSource
 from schemas.transport.memory import MemoryTransport
 from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource
 from workers.compose import build_consumer, build_engine, new_worker_id
+from workers.consumer import EngineLost
 from workers.metrics import WorkerMetrics
 from workers.options import engine_options
 from workers.settings import WorkerSettings, cache_dir
-from workers.supervisor import supervise
+from workers.supervisor import end_now, supervise, tell_ready
 from workers.trial_model import TRIAL_MODEL_ID, TrialModelError, prepare
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ def up(
     reasoning_parser: str | None,
     amqp_url: str | None,
     supervised: bool,
+    ready_fd: int | None,
     log_level: str,
     **values: Any,
 ) -> None:
@@ -77,7 +79,8 @@ def up(
         raise click.UsageError("--engine upstream needs --upstream-url and --model")
     if supervised:
         command = [sys.executable, "-m", "ingress", *sys.argv[1:], "--no-supervise"]
-        sys.exit(supervise(command, name="headrace", grace_s=settings.grace_s + 15))
+        grace_s = settings.grace_s + 15
+        sys.exit(supervise(command, name="headrace", ready_option=READY_OPTION, grace_s=grace_s))
     console = Console(stderr=True)
     warn_if_open(settings)
     if model is None:
@@ -91,7 +94,7 @@ def up(
         **values,
     )
     settings = settings.model_copy(update={"model": worker.served_id})
-    run(serve(settings, worker, amqp_url, console))
+    run(serve(settings, worker, amqp_url, console, ready_fd=ready_fd))
 
 
 def _trial_model(console: Console) -> str:
@@ -103,9 +106,18 @@ def _trial_model(console: Console) -> str:
 
 
 async def serve(
-    settings: IngressSettings, worker: WorkerSettings, amqp_url: str | None, console: Console
+    settings: IngressSettings,
+    worker: WorkerSettings,
+    amqp_url: str | None,
+    console: Console,
+    *,
+    ready_fd: int | None = None,
 ) -> None:
-    """Load the model, then serve until SIGTERM or SIGINT."""
+    """Load the model, then serve until SIGTERM or SIGINT.
+
+    A lost engine ends the whole process, so that the supervisor starts it again. Its answers may go
+    on with other workers for the grace time, if there is a broker where others may be.
+    """
     engine = build_engine(worker)
     with console.status(f"Loading {worker.served_id} (this can take a minute) …"):
         await engine.start()
@@ -120,14 +132,24 @@ async def serve(
             async def say(url: str) -> None:
                 while not services.catalog.ready():  # noqa: ASYNC110 - once, at start
                     await asyncio.sleep(0.01)
+                tell_ready(ready_fd)
                 _print_invitation(console, url, worker.served_id, services.authenticator.required)
 
+            server = Server(build_app(services), services, on_ready=say)
+
+            def stop(_: asyncio.Task[None]) -> None:
+                server.end(0 if amqp_url is None else settings.grace_s)
+
             consuming = asyncio.create_task(consumer.run())
+            consuming.add_done_callback(stop)
             try:
-                await Server(build_app(services), services, on_ready=say).serve()
+                await server.serve()
             finally:
                 await consumer.drain(0)
-                await consuming
+                try:
+                    await consuming
+                except EngineLost:
+                    end_now(EngineLost.status)
     finally:
         await engine.stop()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -87,12 +87,19 @@ def log_level_option() -> Callable[[F], F]:
     )
 
 
+READY_OPTION: Final = "--ready-fd"
+"""How a supervisor tells its child where to say that it serves."""
+
+
 def supervise_option(what: str) -> Callable[[F], F]:
-    """`--supervise`, on by default."""
-    return click.option(
-        "--supervise/--no-supervise",
-        "supervised",
-        default=True,
-        show_default=True,
-        help=f"Run in a child process that is started again when {what} dies.",
+    """`--supervise`, on by default, and what the supervised child is told."""
+    return stacked(
+        click.option(
+            "--supervise/--no-supervise",
+            "supervised",
+            default=True,
+            show_default=True,
+            help=f"Run in a child process that is started again when {what} dies.",
+        ),
+        click.option(READY_OPTION, "ready_fd", type=int, hidden=True),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
-from typing import Any
+from typing import Any, Final
 
 import click
 import structlog
@@ -16,13 +17,24 @@ from schemas import telemetry
 from schemas.blobs.base import BlobStore
 from schemas.blobs.directory import DirectoryStore
 from schemas.model_card import served_id
-from schemas.options import AmqpUrl, blobs_option, log_level_option, option, supervise_option
+from schemas.options import (
+    READY_OPTION,
+    AmqpUrl,
+    blobs_option,
+    log_level_option,
+    option,
+    supervise_option,
+)
 from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource
 from workers.compose import build_consumer, build_engine, new_worker_id
+from workers.consumer import Consumer, EngineLost
 from workers.metrics import WorkerMetrics
 from workers.options import engine_options
 from workers.settings import WorkerSettings
-from workers.supervisor import supervise
+from workers.supervisor import end_now, supervise, tell_ready
+
+_CLOSE_S: Final = 5.0
+"""Time to say the last words when the engine is lost."""
 
 log = structlog.get_logger()
 
@@ -74,6 +86,7 @@ def worker(
     metrics_host: str,
     log_level: str,
     supervised: bool,
+    ready_fd: int | None,
     **values: Any,
 ) -> None:
     """Run one engine and serve Jobs from the broker until SIGTERM."""
@@ -81,7 +94,8 @@ def worker(
     if supervised:
         arguments = sys.argv[2:] if sys.argv[1:2] == ["worker"] else sys.argv[1:]
         command = [sys.executable, "-m", "workers", *arguments, "--no-supervise"]
-        sys.exit(supervise(command, name="worker", grace_s=values["grace_s"] + 10))
+        grace_s = values["grace_s"] + 10
+        sys.exit(supervise(command, name="worker", ready_option=READY_OPTION, grace_s=grace_s))
     if values["engine"] == "upstream" and not values["upstream_url"]:
         raise click.UsageError("--engine upstream needs --upstream-url")
     settings = WorkerSettings(
@@ -90,7 +104,11 @@ def worker(
         **values,
     )
     try:
-        uvloop.run(serve(settings, amqp_url, blobs, metrics=(metrics_host, metrics_port)))
+        uvloop.run(
+            serve(
+                settings, amqp_url, blobs, metrics=(metrics_host, metrics_port), ready_fd=ready_fd
+            )
+        )
     except BrokerUnreachable as error:
         raise click.ClickException(str(error)) from None
 
@@ -101,8 +119,12 @@ async def serve(
     blobs: BlobStore | None,
     *,
     metrics: tuple[str, int | None],
+    ready_fd: int | None = None,
 ) -> None:
-    """Load the model, connect, serve until SIGTERM or SIGINT."""
+    """Load the model, connect, serve until SIGTERM or SIGINT.
+
+    A lost engine ends the whole process, so that it is started again.
+    """
     instruments = WorkerMetrics()
     host, port = metrics
     if port is not None:
@@ -114,22 +136,56 @@ async def serve(
         amqp_url, model=settings.served_id, slots=engine.slots, name=worker_id, blobs=blobs
     )
     consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=instruments)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    # After the engine has started: SGLang installs handlers of its own while it does.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(consumer.run())
-    stopping = asyncio.create_task(stop.wait())
+    signals = Signals()  # after the engine's start: SGLang installs handlers while it does
     log.info(telemetry.WORKER_READY, worker=worker_id, model=settings.served_id)
     try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        await consumer.drain(settings.grace_s)
-        await serving
+        tell_ready(ready_fd)
+        await run_until_told(consumer, signals, settings.grace_s)
+    except EngineLost:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await source.close()
+        end_now(EngineLost.status)
     finally:
-        stopping.cancel()
         await source.close()
         await engine.stop()
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks to leave, the second to hurry."""
+
+    def __init__(self) -> None:
+        self.leave = asyncio.Event()
+        self.hurry = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.hurry if self.leave.is_set() else self.leave).set()
+
+
+async def run_until_told(consumer: Consumer, signals: Signals, grace_s: float) -> None:
+    """Serve until a signal, then drain; a second one ends the grace time.
+
+    Raises:
+        EngineLost: The engine died or hangs.
+    """
+    serving = asyncio.create_task(consumer.run())
+    leaving, hurrying = (
+        asyncio.create_task(event.wait()) for event in (signals.leave, signals.hurry)
+    )
+    try:
+        await asyncio.wait({serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        draining = asyncio.create_task(consumer.drain(grace_s))
+        await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            await consumer.drain(0)
+        await draining
+        await serving
+    finally:
+        leaving.cancel()
+        hurrying.cancel()
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def build_engine(settings: WorkerSettings) -> Engine:
                 served_id=settings.served_id,
                 slots=settings.concurrency,
                 server_args=server_args,
+                hang_s=settings.hang_timeout_s,
             )
         case "upstream":
             from workers.engines.upstream import UpstreamEngine
@@ -79,7 +80,13 @@ def build_consumer(
         repetition_window=settings.repetition_window,
     )
     counter = TokenCounter(engine, worker_id=worker_id, metrics=metrics)
-    return Consumer(source, runner, counter, announce_interval_s=settings.announce_interval_s)
+    return Consumer(
+        source,
+        runner,
+        counter,
+        announce_interval_s=settings.announce_interval_s,
+        heartbeat_s=settings.heartbeat_s,
+    )
 
 
 def _tool_format(settings: WorkerSettings, engine: Engine) -> ToolFormat | None:

@@ -1,4 +1,4 @@
-"""JobSource to bounded concurrent runs; announcing; draining.
+"""JobSource to bounded concurrent runs; signs of life; draining; the end of a lost engine.
 
 Prefetch bounds how many Jobs are held, so there is nothing to throttle here: every Delivery gets a
 task at once. Counting Jobs are no load that an announcement tells of.
@@ -21,12 +21,26 @@ from workers.run import Runner
 
 log = structlog.get_logger()
 
+_LAST_WORDS_S = 5.0
+"""How long Jobs may take to be settled once the engine is lost; the broker may be gone, too."""
+
+
+class EngineLost(Exception):
+    """The engine can generate no more, and every Job has been told. The process must end.
+
+    Attributes:
+        status: Exit status of such a process.
+    """
+
+    status = 70
+
 
 class Consumer:
     """Takes Jobs from a source and runs them.
 
     Args:
         announce_interval_s: How often the worker tells of itself.
+        heartbeat_s: How often a running Job that says nothing shows that it is well.
     """
 
     def __init__(
@@ -36,37 +50,78 @@ class Consumer:
         counter: TokenCounter,
         *,
         announce_interval_s: float = 5.0,
+        heartbeat_s: float = 1.0,
     ) -> None:
         self._source = source
         self._runner = runner
         self._counter = counter
         self._announce_interval_s = announce_interval_s
+        self._heartbeat_s = heartbeat_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: set[asyncio.Task[None]] = set()
         self._draining = False
 
     async def run(self) -> None:
-        """Serve until the source is drained, then until what is held has ended."""
-        announcing = asyncio.create_task(self._announce_regularly())
+        """Serve until the source is drained, then until what is held has ended.
+
+        Raises:
+            EngineLost: The engine is gone; nothing is held any more.
+        """
+        beside = (
+            asyncio.create_task(self._announce_regularly()),
+            asyncio.create_task(self._beat()),
+        )
+        serving = asyncio.create_task(self._serve())
+        failing = asyncio.create_task(self._runner.engine.failed())
         try:
-            async for delivery in self._source.deliveries():
-                if delivery.job.job_class == "count":
-                    _hold(self._counts, self._counter.run(delivery))
-                    continue
-                _hold(self._tasks, self._runner.run(delivery))
-                self._runner.metrics.running.set(len(self._tasks))
-            if held := self._tasks | self._counts:
-                await asyncio.wait(held)
+            await asyncio.wait({serving, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                serving.cancel()
+                await self._give_up(failing.result())
+            await serving
         finally:
-            announcing.cancel()
             held = self._tasks | self._counts
-            for task in held:
+            for task in (*beside, failing, serving, *held):
                 task.cancel()
-            if held:
-                await asyncio.wait(held)
+            await asyncio.wait((*beside, failing, serving, *held))
+
+    async def _serve(self) -> None:
+        async for delivery in self._source.deliveries():
+            if delivery.job.job_class == "count":
+                _hold(self._counts, self._counter.run(delivery))
+                continue
+            _hold(self._tasks, self._runner.run(delivery))
+            self._runner.metrics.running.set(len(self._tasks))
+        if held := self._tasks | self._counts:
+            await asyncio.wait(held)
+
+    async def _give_up(self, reason: str) -> None:
+        """Tell every owner that its Job must go on elsewhere, and take no more.
+
+        Raises:
+            EngineLost: Always.
+        """
+        log.error(telemetry.ENGINE_LOST, reason=reason, running=len(self._tasks))
+        self._runner.engine_lost = True
+        held = self._tasks | self._counts
+        for task in held:
+            task.cancel()
+        self._draining = True
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                if held:
+                    await asyncio.wait(held)
+                await self._announce()
+                await self._source.drain()
+        except TimeoutError:
+            log.warning("worker.last_words_lost")
+        raise EngineLost(reason)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more Jobs; finish what ends within the grace time, hand the rest back."""
+        """Take no more Jobs; finish what ends within the grace time, hand the rest back.
+
+        Called again with less grace it ends sooner.
+        """
         log.info(telemetry.WORKER_DRAINING, running=len(self._tasks), grace_s=grace_s)
         self._draining = True
         await self._announce()
@@ -97,7 +152,8 @@ class Consumer:
         self._runner.metrics.slots.set(info.slots)
         try:
             await self._source.announce(info)
-            self._runner.metrics.engine_running.set(await self._runner.engine.running())
+            if not self._runner.engine_lost:
+                self._runner.metrics.engine_running.set(await self._runner.engine.running())
         except Exception as error:  # the next announcement tells the same
             log.warning("worker.announce_failed", error=type(error).__name__)
 
@@ -105,6 +161,12 @@ class Consumer:
         while True:
             await self._announce()
             await asyncio.sleep(self._announce_interval_s)
+
+    async def _beat(self) -> None:
+        """One task for all Jobs; a silent one is heard after at most two beats."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            self._runner.show_alive()
 
 
 def _hold(tasks: set[asyncio.Task[None]], run: Coroutine[Any, Any, None]) -> None:

@@ -103,4 +103,20 @@ engine_options = stacked(
         default=2048,
         help="End an answer that repeats itself for so many tokens; 0 for never.",
     ),
+    option(
+        "--heartbeat",
+        "heartbeat_s",
+        env="HEARTBEAT",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1.0,
+        help="Seconds after which a running request that says nothing shows that it is well.",
+    ),
+    option(
+        "--hang-timeout",
+        "hang_timeout_s",
+        env="HANG_TIMEOUT",
+        type=click.FloatRange(min=0, min_open=True),
+        default=60.0,
+        help="Seconds without any progress after which SGLang counts as hung and starts again.",
+    ),
 )

@@ -25,6 +25,8 @@ class WorkerSettings(BaseModel):
         repetition_window: An answer whose last so many tokens only repeat a short sequence is ended
             as by its limit; 0 for never.
         grace_s: How long running Jobs may go on after SIGTERM.
+        heartbeat_s: How often a running Job that says nothing shows that it is well.
+        hang_timeout_s: How long the engine may do nothing at all while it has requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +44,8 @@ class WorkerSettings(BaseModel):
     repetition_window: int = Field(default=2048, ge=0)
     grace_s: float = Field(default=30.0, ge=0)
     announce_interval_s: float = Field(default=5.0, gt=0)
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    hang_timeout_s: float = Field(default=60.0, gt=0)
 
 
 def cache_dir() -> Path:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 import psutil
 import structlog
@@ -43,6 +44,7 @@ def supervise(
     command: Sequence[str],
     *,
     name: str,
+    ready_option: str | None = None,
     grace_s: float = 60.0,
     first_delay_s: float = 1.0,
     healthy_after_s: float = 60.0,
@@ -56,11 +58,14 @@ def supervise(
     Args:
         command: argv of the child.
         name: What the log calls it.
+        ready_option: Given to the child with the descriptor for `tell_ready`; None for a child that
+            cannot tell. One that has told was well, however short its life: it is started again
+            after the first pause each time, and never given up.
         grace_s: How long the child has, after a signal was passed on, before all of it is killed.
         first_delay_s: Pause before the first restart; doubled at each quick failure, to 30 s.
         healthy_after_s: A child that lived this long has started well: its failure begins the count
             of quick failures anew.
-        max_quick_failures: Quick failures in a row after which it gives up.
+        max_quick_failures: Quick failures in a row, before it ever served, after which it gives up.
 
     Returns:
         The exit status for this process: the child's own when it ended by itself with 0 or with a
@@ -73,11 +78,14 @@ def supervise(
     with stop.handling_signals():
         while True:
             started = time.monotonic()
-            status = _run_once(command, stop)
+            status, served = _run_once(command, stop, ready_option)
             lived_s = time.monotonic() - started
             if stop.requested or status in (0, USAGE_ERROR):
                 return status
-            quick_failures = 1 if lived_s >= healthy_after_s else quick_failures + 1
+            if served:
+                quick_failures = 0
+            else:
+                quick_failures = 1 if lived_s >= healthy_after_s else quick_failures + 1
             if quick_failures >= max_quick_failures:
                 log.error(
                     "supervisor.gave_up",
@@ -87,16 +95,35 @@ def supervise(
                     reason="it keeps failing soon after its start; its own last lines say why",
                 )
                 return status
-            delay_s = min(first_delay_s * 2 ** (quick_failures - 1), _MAX_DELAY_S)
+            delay_s = min(first_delay_s * 2 ** max(0, quick_failures - 1), _MAX_DELAY_S)
             log.warning(
                 "supervisor.restarting",
                 name=name,
                 status=status,
+                served=served,
                 lived_s=round(lived_s, 1),
                 delay_s=delay_s,
             )
             if stop.wait(delay_s):
                 return status
+
+
+def tell_ready(descriptor: int | None) -> None:
+    """Tell the supervisor, if there is one, that this process has begun to serve."""
+    if descriptor is not None:
+        with suppress(OSError):  # a supervisor that is gone needs no telling
+            os.write(descriptor, b"r")
+            os.close(descriptor)
+
+
+def end_now(status: int) -> NoReturn:
+    """End this process at once: what is left of a broken engine may never end by itself.
+
+    Threads are not waited for, and children are left to the supervisor.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def die_with_parent() -> None:
@@ -162,17 +189,39 @@ class _StopRequest:
             os.kill(self._child.pid, number)
 
 
-def _run_once(command: Sequence[str], stop: _StopRequest) -> int:
-    """Run the child to its end, or to the end of its grace time, and clear away what it left."""
-    child = subprocess.Popen(command, start_new_session=True, preexec_fn=_child_setup(os.getpid()))
+def _run_once(
+    command: Sequence[str], stop: _StopRequest, ready_option: str | None
+) -> tuple[int, bool]:
+    """Run the child to its end, or to the end of its grace time, and clear away what it left.
+
+    Returns:
+        Its exit status, and whether it has told that it serves.
+    """
+    ready, told = os.pipe()
+    os.set_blocking(ready, False)
+    if ready_option is not None:
+        command = [*command, ready_option, str(told)]
     try:
-        with stop.passed_on_to(child):
-            while not stop.overdue and not _ended(child):
-                time.sleep(_POLL_S)
+        child = subprocess.Popen(
+            command,
+            start_new_session=True,
+            pass_fds=(told,),
+            preexec_fn=_child_setup(os.getpid()),
+        )
+        try:
+            with stop.passed_on_to(child):
+                while not stop.overdue and not _ended(child):
+                    time.sleep(_POLL_S)
+        finally:
+            _kill_all(child)
+        status = child.wait()
+        served = False
+        with suppress(BlockingIOError):
+            served = bool(os.read(ready, 1))
     finally:
-        _kill_all(child)
-    status = child.wait()
-    return status if status >= 0 else 128 - status
+        os.close(ready)
+        os.close(told)
+    return status if status >= 0 else 128 - status, served
 
 
 def _ended(child: subprocess.Popen[bytes]) -> bool:
