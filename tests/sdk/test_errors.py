@@ -20,7 +20,7 @@ import structlog
 from ingress.config import Config
 from schemas import errors
 from schemas.errors import ServingError
-from tests.fixtures.requests import ALL, path_of, request_body
+from tests.fixtures.requests import ALL, answer_schema, path_of, request_body
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack
 from workers.engines.scripted import ScriptedEngine
 
@@ -161,23 +161,6 @@ def tools(schema: Any = None, **changes: Any) -> dict[str, dict[str, Any]]:
     return {
         name: {"tools": [tool(name, schema)], **changes} for name in ALL if name != "completions"
     }
-
-
-def answer_schema(schema: Any) -> dict[str, dict[str, Any]]:
-    """A schema for the answer, in every dialect."""
-    named = {"type": "json_schema", "name": "answer", "schema": schema}
-    changes = {
-        "chat": {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": schema},
-            }
-        },
-        "responses": {"text": {"format": named}},
-        "messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
-        "completions": {"json_schema": schema},
-    }
-    return {name: changes[name] for name in ALL}
 
 
 def only(**changes: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
