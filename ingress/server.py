@@ -61,12 +61,11 @@ class Server(uvicorn.Server):
         )
         self._services = services
         self._on_ready = on_ready
-        self._loop: asyncio.AbstractEventLoop
+        self._loop = asyncio.get_running_loop()
         self._grace_ends_at: float | None = None
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Bind, then say where."""
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
         if self.started and self._on_ready is not None:
             await self._on_ready(self.url())
@@ -82,23 +81,24 @@ class Server(uvicorn.Server):
         if sig == signal.SIGINT:
             self._captured_signals.append(sig)  # raised once more when all is over
         if self.started:
-            self._loop.call_soon_threadsafe(self._end)
+            self._loop.call_soon_threadsafe(self.end)
         else:
             self.should_exit = True
 
-    def _end(self) -> None:
-        """The first call begins the end, any further one hurries it."""
+    def end(self, grace_s: float | None = None) -> None:
+        """The first call begins the end, any further one hurries it.
+
+        Args:
+            grace_s: How long running answers may go on; by default as the settings say.
+        """
         if self._grace_ends_at is not None:
             self._grace_ends_at = self._loop.time()
             return
         services = self._services
-        self._grace_ends_at = self._loop.time() + services.settings.grace_s
+        grace_s = services.settings.grace_s if grace_s is None else grace_s
+        self._grace_ends_at = self._loop.time() + grace_s
         services.begin_shutdown()
-        log.info(
-            telemetry.INGRESS_DRAINING,
-            running=len(services.answers),
-            grace_s=services.settings.grace_s,
-        )
+        log.info(telemetry.INGRESS_DRAINING, running=len(services.answers), grace_s=grace_s)
         close = (b"connection", b"close")
         self.config.encoded_headers.append(close)  # of responses from now on
         self.server_state.default_headers = [*self.server_state.default_headers, close]

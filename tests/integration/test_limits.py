@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from schemas.errors import InvalidGrammar, ServerShuttingDown
+from schemas.errors import InvalidGrammar
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack, until
 from workers.engines.base import EngineRequest
 from workers.engines.scripted import ScriptedEngine
@@ -51,14 +51,16 @@ async def test_no_first_token(stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stall(stream: bool) -> None:
-    async with memory_stack(limits=TimeLimits(stall_s=0.2)) as stack:
+    """It hangs again with the next worker, which gets no further."""
+    limits = TimeLimits(stall_s=0.2, first_token_s=0.4)
+    async with memory_stack(limits=limits) as stack:
         response = await post(stack, "[[say:a b c]][[hang:2]]", stream=stream)
         if stream:
-            check_failed_stream(response, "worker_failed")
+            check_failed_stream(response, "generation_timeout")
             assert b'"content":"a"' in response.content
         else:
-            assert response.status_code == 502
-            assert response.json()["error"]["code"] == "worker_failed"
+            assert response.status_code == 504
+            assert response.json()["error"]["code"] == "generation_timeout"
         await until(lambda: _running(stack, 0))
 
 
@@ -136,7 +138,9 @@ async def test_a_failure_just_after_accepting_is_still_an_http_error() -> None:
 
 
 async def test_signs_of_life() -> None:
-    limits = TimeLimits(commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.4)
+    limits = TimeLimits(
+        commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.4, first_token_s=0.2
+    )
     async with memory_stack(limits=limits) as stack:
         response = await post(stack, "[[say:a b]][[hang:1]]", stream=True)
         assert response.content.count(b": keep-alive\n\n") >= 3
@@ -153,8 +157,6 @@ async def test_shutting_down(stream: bool) -> None:
         async with httpx.AsyncClient(base_url=stack.url) as http:
             assert (await http.get("/health/ready")).status_code == 200
             stack.pods[0].server.handle_exit(15, None)
-            with pytest.raises(ServerShuttingDown):
-                stack.services.admission.check_open()
             assert (await http.get("/health/live")).status_code == 200
         assert (await short).status_code == 200
         response = await long
