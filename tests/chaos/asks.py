@@ -26,6 +26,9 @@ THINK_END = tiny.VOCAB_SIZE - len(tiny.MARKERS) + tiny.MARKERS.index("</think>")
 """Id of the tiny model's token that ends reasoning."""
 
 _WORDS = 24
+_BULK = 120_000
+"""So many numbers make a request that travels by reference."""
+
 _SEEDED = ("chat", "completions")
 
 
@@ -212,6 +215,8 @@ def _scripted(number: int, rng: random.Random) -> Iterator[_Kind]:
     chat = {"messages": _user(say)}
     yield _Kind(name="plain", dialect="chat", fields=chat)
     yield _Kind(name="n2", dialect="chat", fields={**chat, "n": 2})
+    bulk = {"role": "system", "content": f"{number} " * _BULK}
+    yield _Kind(name="large", dialect="chat", fields={"messages": [bulk, *_user(say)]})
     yield _Kind(
         name="logprobs", dialect="chat", fields={**chat, "logprobs": True, "top_logprobs": 2}
     )

@@ -238,7 +238,7 @@ class Fleet:
         self.engine = engine
         self.home = home
         self.blobs = home / "blobs"
-        self.blobs.mkdir()
+        self.blobs.mkdir(exist_ok=True)
         self.model = f"chaos-{engine}"
         self.broker = BrokerNode()
         self.broker_up = False
@@ -248,7 +248,7 @@ class Fleet:
         self.metrics_urls: dict[str, str] = {}
         self.units: list[Unit] = []
         self._watching: asyncio.Task[None] | None = None
-        amqp = ("--amqp-url", self.broker.url, "--log-level", "info")
+        amqp = ("--amqp-url", self.broker.url, "--log-level", "info", "--blobs", str(self.blobs))
         for number in range(workers):
             port = free_port()
             name = f"worker-{number}"

@@ -8,6 +8,7 @@ memory is told and not judged here, since `soak` does that. Files of large Jobs.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
@@ -16,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 import aiohttp
 import psutil
 
+from schemas.blobs.directory import DirectoryStore
+from schemas.blobs.jobs import sweep
 from tests.chaos.fleet import Fleet
 
 _FD_SLACK = 12
@@ -23,13 +26,20 @@ _FD_SLACK = 12
 
 _THREAD_SLACK = 8
 
+_BLOBS_GONE_S = 2 * 3600.0
+"""By then every request of now is over, and what was kept for it is of no use."""
+
 _OF_WORKERS = ("headrace_worker_engine_running", "headrace_worker_jobs_running")
 _OF_PODS = "headrace_requests_in_flight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """One look at an idle service. Keys are purposes of queues, or names of processes."""
+    """One look at an idle service. Keys are purposes of queues, or names of processes.
+
+    Attributes:
+        blobs: Files of large requests.
+    """
 
     queues: dict[str, int] = field(default_factory=dict)
     consumers: dict[str, int] = field(default_factory=dict)
@@ -54,7 +64,7 @@ class Held:
                 for name in sorted({*now, *then})
                 if now.get(name, 0) != then.get(name, 0)
             ]
-        for what in ("connections", "channels", "blobs"):
+        for what in ("connections", "channels"):
             now, then = getattr(self, what), getattr(before, what)
             if now != then:
                 found.append(f"{what}: {then} before, {now} now")
@@ -110,6 +120,17 @@ async def look(fleet: Fleet) -> Held:
             held.threads[name] = process.num_threads()
             held.rss_mb[name] = process.memory_info().rss >> 20
     return held
+
+
+async def lasting_blobs(fleet: Fleet) -> int:
+    """How many files of large requests no process would ever delete.
+
+    What a killed ingress leaves is deleted some time after the request's deadline; so a store is
+    swept here as any process will sweep it then.
+    """
+    store = DirectoryStore.open(fleet.blobs)
+    await sweep(store, time.time() + _BLOBS_GONE_S)
+    return sum(1 for path in fleet.blobs.rglob("*") if path.is_file())
 
 
 async def quiet(fleet: Fleet) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -41,7 +42,7 @@ def whole(*words: str, usage: object = USAGE) -> bytes:
     )
 
 
-def heard(body: bytes, status: int | None = 200, ask: Ask = ASK, **fields: bool) -> Heard:
+def heard(body: bytes, status: int | None = 200, ask: Ask = ASK, **fields: Any) -> Heard:
     return Heard(
         ask=ask,
         pod="ingress-0",

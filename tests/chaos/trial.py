@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tests.chaos import leaks
 from tests.chaos.asks import Ask, catalogue, sampled
-from tests.chaos.fleet import Blow, EngineName, Fleet, running_fleet
+from tests.chaos.fleet import EngineName, Fleet, running_fleet
 from tests.chaos.gaps import Gaps, gaps
 from tests.chaos.load import Heard, Load
 from tests.chaos.plan import Injury
@@ -99,9 +99,7 @@ class Trial:
             for blow in self.fleet.blows
         )
 
-    async def carry_out(
-        self, injury: Injury, *, spare: int = 1, load: Load | None = None
-    ) -> Blow | None:
+    async def carry_out(self, injury: Injury, *, spare: int = 1, load: Load | None = None) -> None:
         """Do one injury, once `spare` workers are ready beside the victim.
 
         Not before the streams have gone on since the last one: a request that loses two workers
@@ -118,9 +116,10 @@ class Trial:
             READY_LIMIT_S,
             f"{spare + 1} workers are ready",
         )
-        blow = await self.fleet.injure(injury)
+        give_up_at = time.monotonic() + READY_LIMIT_S
+        while await self.fleet.injure(injury) is None and time.monotonic() < give_up_at:
+            await asyncio.sleep(0.05)
         self.progress.advance()
-        return blow
 
     def moved_gaps(self) -> Gaps:
         """Of the streams whose worker was lost."""
@@ -177,6 +176,13 @@ class Trial:
             "afterwards the service holds what it held when idle before",
             not differences,
             "; ".join(differences),
+        )
+        orphans = sum(n["orphaned"] for kind, n in self.tally.kinds.items() if "large" in kind)
+        left, lasting = now.blobs - self.idle.blobs, await leaks.lasting_blobs(self.fleet)
+        self.report.require(
+            "files of large requests are gone, but for those of killed pods, which will go",
+            left <= orphans and lasting == 0,
+            f"{left} left, {orphans} orphaned, {lasting} for ever",
         )
         self.report.tables["Held when idle, before and after"] = _held_table(self.idle, now)
 

@@ -214,7 +214,8 @@ class Tally:
         self.kinds.setdefault(kind, Counter())[judged.outcome] += 1
         if judged.outcome in ("failed", "refused"):
             self.reasons[f"{judged.outcome}: {judged.detail}"] += 1
-        if judged.outcome not in ("same", "valid", "left") and len(self.examples) < _SHOWN:
+        unharmed = ("same", "valid", "left", "orphaned")
+        if judged.outcome not in unharmed and len(self.examples) < _SHOWN:
             self.examples.append(judged)
 
     def total(self, *outcomes: Outcome) -> int:
