@@ -125,23 +125,6 @@ async def test_broker_restart_while_idle_needs_no_restart_of_anything(
             assert streamed_text(await ask(pod.url, model, "[[say:hi]]", stream=True)) == "hi"
 
 
-async def test_broker_lost_in_a_stream_is_an_honest_failure(
-    own_broker: BrokerNode, model: str
-) -> None:
-    engine = ScriptedEngine(served_id=model)
-    async with rabbit_stack(own_broker.url, [engine]) as stack:
-        asking = asyncio.create_task(ask(stack.url, model, "[[k=10000 gap=20]]", stream=True))
-        await until(lambda: _running(engine, 1))
-        await asyncio.to_thread(own_broker.stop)
-        answer = await asking
-        assert b"[DONE]" not in answer.content
-        assert b'"code":"worker_failed"' in answer.content
-        await until(lambda: _running(engine, 0))
-        await asyncio.to_thread(own_broker.start)
-        await until(lambda: _is_ready(stack.url), timeout_s=20)
-        assert streamed_text(await ask(stack.url, model, "[[say:hi]]", stream=True)) == "hi"
-
-
 async def _post(stack: Stack, model: str, content: str, *, stream: bool) -> asyncio.StreamWriter:
     body = orjson.dumps(
         {"model": model, "stream": stream, "messages": [{"role": "user", "content": content}]}
