@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from ingress.generation import Generation
 from ingress.settings import TimeLimits
@@ -710,6 +711,8 @@ async def test_a_job_that_nobody_keeps_is_not_passed_on_in_haste(service: Servic
             if taking.cancel():
                 break
             held = taking.result()
+            wait_ends_at = owner.generation._began_at + limits.queue_wait_s
+            assert owner.generation.due_at() == pytest.approx(wait_ends_at, abs=0.05)
             held.say(Interrupted("draining"))
             await held.delivery.ack()
         with pytest.raises(ModelOverloaded):
@@ -826,3 +829,30 @@ async def test_every_phase_is_told_also_between_attempts(service: Service) -> No
         held.say(*STARTED, *ENDING)
         await answer
     assert owner.phases == ["prefill", "queued", "prefill", "decode"]
+
+
+async def test_the_log_tells_of_every_loss_and_of_no_content(service: Service) -> None:
+    worker, owner = service.hire(), await service.ask()
+    with capture_logs() as lines:
+        async with reading(owner) as answer:
+            held = await worker.take()
+            held.say(*STARTED, TextDelta(0, "secret"), ids=(4711, 4712))
+            held.say(Interrupted("engine_lost"))
+            held = await worker.take()
+            held.say(Interrupted("draining"))
+            held = await worker.take()
+            held.say(*STARTED, *ENDING)
+            await answer
+    told = [line for line in lines if line["event"] == "job.interrupted"]
+    common = {"event": "job.interrupted", "log_level": "warning", "job_id": "job-1"}
+    assert told == [
+        {
+            **common,
+            "attempt": 1,
+            "reason": "engine_lost",
+            "worker": "w",
+            "strikes": 1,
+            "tokens": 2,
+        },
+        {**common, "attempt": 2, "reason": "draining", "worker": None, "strikes": 1, "tokens": 2},
+    ]
