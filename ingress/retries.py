@@ -22,12 +22,14 @@ Loss: TypeAlias = Literal[
     "stalled",
     "gap",
     "draining",
+    "unreadable",
     "suspended",
     "disconnected",
 ]
 """Why an attempt will not go on.
 
-`redelivered`: another worker got the Job. `engine_lost`, `draining`: the worker said so.
+`redelivered`: another worker got the Job. `engine_lost`, `draining`, `unreadable`: the worker said
+so.
 `silent`: it said nothing at all. `stalled`: it is there but generates nothing. `gap`: a part of
 what it said is missing. `suspended`: too much was unread. `disconnected`: the broker is gone.
 """

@@ -21,7 +21,8 @@ import structlog
 
 from schemas.blobs.base import BlobMissing, BlobStore, BlobStoreUnavailable
 from schemas.codec import StoredJob, decode_blob, decode_job, encode_blob, encode_job
-from schemas.errors import InternalError, ModelOverloaded, ModelUnavailable, ServingError
+from schemas.delta import Failed, Interrupted
+from schemas.errors import InternalError, ModelOverloaded
 from schemas.job import Job
 
 log = structlog.get_logger(__name__)
@@ -44,13 +45,13 @@ class JobUnavailable(Exception):
     """The message is sound, but the Job it names cannot be had.
 
     Attributes:
-        error: What its owner is told; None if another worker should have a try.
+        answer: What its owner is told.
     """
 
-    def __init__(self, job: StoredJob, reason: str, error: ServingError | None) -> None:
+    def __init__(self, job: StoredJob, reason: str, answer: Failed | Interrupted) -> None:
         super().__init__(reason)
         self.job = job
-        self.error = error
+        self.answer = answer
 
 
 class JobWriter:
@@ -120,17 +121,15 @@ class JobReader:
 
     Args:
         store: Of the same place as the writer's; None if this worker has none.
-        patience_s: How long a store that fails is tried.
+        patience_s: How long a store that fails is tried before another worker has its turn.
     """
 
     def __init__(self, store: BlobStore | None, patience_s: float) -> None:
         self._store = store
         self._patience_s = patience_s
 
-    async def read(self, body: bytes, *, redelivered: bool) -> Job:
+    async def read(self, body: bytes) -> Job:
         """The Job of a message; waits for nothing unless it is a reference.
-
-        One that another worker had before, maybe in vain, is not handed on once more.
 
         Raises:
             CodecError: The message or the blob cannot be understood.
@@ -141,10 +140,10 @@ class JobReader:
             return job
         if time.time() > job.queue_deadline:
             error = ModelOverloaded("The request waited too long for a free worker.")
-            raise JobUnavailable(job, "queue deadline passed", error)
-        return job.job(decode_blob(await self._fetch(job, redelivered)))
+            raise JobUnavailable(job, "queue deadline passed", Failed(error.info()))
+        return job.job(decode_blob(await self._fetch(job)))
 
-    async def _fetch(self, job: StoredJob, redelivered: bool) -> bytes:
+    async def _fetch(self, job: StoredJob) -> bytes:
         if self._store is None:
             log.error(
                 "blobs.not_configured",
@@ -154,7 +153,9 @@ class JobReader:
             raise JobUnavailable(
                 job,
                 "this worker has no blob store",
-                InternalError("This service is not set up for requests of this size."),
+                Failed(
+                    InternalError("This service is not set up for requests of this size.").info()
+                ),
             )
         pause = _FIRST_PAUSE_S
         give_up_at = time.monotonic() + self._patience_s
@@ -165,14 +166,12 @@ class JobReader:
                 raise JobUnavailable(
                     job,
                     "its blob is gone",
-                    InternalError("The request is no longer there to be answered."),
+                    Failed(InternalError("The request is no longer there to be answered.").info()),
                 ) from None
             except BlobStoreUnavailable as error:
                 if time.monotonic() + pause > give_up_at:
-                    # By way of another worker its owner hears of it and sends it once more.
-                    unavailable = ModelUnavailable("The service is not available.")
                     raise JobUnavailable(
-                        job, f"blob store: {error}", unavailable if redelivered else None
+                        job, f"blob store: {error}", Interrupted("unreadable")
                     ) from None
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_S)

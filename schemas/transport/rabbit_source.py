@@ -36,12 +36,12 @@ from schemas.codec import (
     encode_frame,
     encode_worker,
 )
-from schemas.delta import ALIVE, Failed, ReplyMessage
-from schemas.errors import InternalError, ServingError
+from schemas.delta import ALIVE, Failed, Interrupted, ReplyMessage
+from schemas.errors import InternalError
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
 from schemas.transport import topology
-from schemas.transport.base import COUNT_SLOTS
+from schemas.transport.base import COUNT_SLOTS, SourceBroken
 from schemas.transport.rabbit_connection import (
     BROKER_ERRORS,
     BrokerConnection,
@@ -77,7 +77,7 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
     max_queued_jobs: int = 1000
     batch_poll_s: float = 0.25
     cancel_memory_s: float = 3600.0
-    blob_patience_s: float = 5.0
+    blob_patience_s: float = 2.0
 
 
 _DEFAULTS = SourceSettings()
@@ -125,7 +125,12 @@ class RabbitJobSource:
         self._settings = settings
         self._name = name
         self._connection = BrokerConnection(
-            url, name=name, settings=settings, set_up=self._set_up, on_lost=self._on_lost
+            url,
+            name=name,
+            settings=settings,
+            set_up=self._set_up,
+            on_lost=self._on_lost,
+            on_broken=self._on_broken,
         )
         self._reader = JobReader(blobs, settings.blob_patience_s)
         self._outbox: Outbox
@@ -140,6 +145,7 @@ class RabbitJobSource:
         self._cancels = CancelMemory(settings.cancel_memory_s)
         self._worker: WorkerInfo | None = None
         self._draining = False
+        self._broken = False
         self._closed = False
         self._returned = 0
         self.undecodable_jobs = 0
@@ -184,13 +190,14 @@ class RabbitJobSource:
                 yield self._incoming.popleft()
             if self._draining:
                 return
+            if self._broken:
+                raise SourceBroken(f"no Jobs of {self._model} can be taken from the broker")
             self._arrived.clear()
             await self._arrived.wait()
 
     async def announce(self, worker: WorkerInfo) -> None:
         self._worker = worker
-        if (session := self._connection.session) is not None:
-            self._post_worker(session)
+        self._tell_of_worker()
 
     async def drain(self) -> None:
         if self._draining:
@@ -231,7 +238,7 @@ class RabbitJobSource:
             return
         outbox = self._outbox
         try:
-            job = await self._reader.read(message.body, redelivered=bool(message.redelivered))
+            job = await self._reader.read(message.body)
         except CodecError as error:
             await self._refuse(message, str(error))
             return
@@ -266,30 +273,26 @@ class RabbitJobSource:
         """Set a message aside that is no Job, and tell whoever waits for its reply."""
         self.undecodable_jobs += 1
         log.error("job.undecodable", job_id=message.correlation_id, reason=reason)
-        self._answer(message, InternalError("The request could not be read by the worker."))
+        error = InternalError("The request could not be read by the worker.")
+        self._answer(message, Failed(error.info()))
         await self._set_aside(message, reason)
 
     async def _do_without(self, message: AbstractIncomingMessage, missing: JobUnavailable) -> None:
-        """Settle a message whose Job cannot be had."""
-        cancelled = self._cancels.covers(missing.job)
-        if not cancelled:
+        """Settle a message whose Job cannot be had. Given back, it might come here again."""
+        if not self._cancels.covers(missing.job):
             log.error("job.unavailable", job_id=missing.job.job_id, reason=str(missing))
-        if missing.error is None and not cancelled:
-            await settled(message.nack(requeue=True))
-            return
-        if missing.error is not None:
-            self._answer(message, missing.error)
+        self._answer(message, missing.answer)
         await settled(message.ack())
 
-    def _answer(self, message: AbstractIncomingMessage, error: ServingError) -> None:
-        """Tell whoever waits for the reply to a message that it ends in an error."""
+    def _answer(self, message: AbstractIncomingMessage, answer: Failed | Interrupted) -> None:
+        """Tell whoever waits for the reply to a message; nothing else of this attempt was said."""
         if message.reply_to and message.correlation_id:
             attempt = message.headers.get(topology.ATTEMPT_HEADER)
             reply = ReplyMessage(
                 message.correlation_id,
                 attempt if isinstance(attempt, int) else 1,
                 0,
-                (Failed(error.info()),),
+                (answer,),
             )
             self._outbox.session.post("", message.reply_to, encode_frame((reply,)))
 
@@ -329,8 +332,13 @@ class RabbitJobSource:
                     if _runs(delivery, control):
                         delivery.send(ReplyMessage(control.job_id, control.attempt, ALIVE, ()))
             case AnnounceRequest():
-                if (session := self._connection.session) is not None:
-                    self._post_worker(session)
+                self._tell_of_worker()
+
+    def _tell_of_worker(self) -> None:
+        """Not without consumers: whoever heard of it would count on it."""
+        session = self._connection.session
+        if session is not None and (self._draining or self.connected()):
+            self._post_worker(session)
 
     def _post_worker(self, session: Session) -> None:
         if self._worker is not None:
@@ -391,8 +399,11 @@ class RabbitJobSource:
         channel = await session.channel(confirms=False, vital=False)
         await channel.set_qos(prefetch_count=self._prefetch[job_class])
         queue = await channel.get_queue(topology.job_queue(self._model, job_class), ensure=False)
+        ended = False
 
         def resume(*_: object) -> None:
+            nonlocal ended
+            ended = True
             consumer = self._consumers.get(job_class)
             if consumer is not None and consumer[0] is queue:
                 del self._consumers[job_class]
@@ -402,9 +413,13 @@ class RabbitJobSource:
 
         channel.close_callbacks.add(resume)
         (await wire_channel(channel)).on_consumer_cancel_callbacks.add(resume)
-        self._consumers[job_class] = (queue, await queue.consume(self._on_job))
+        tag = await queue.consume(self._on_job)
+        if ended:
+            raise ConnectionError("the consumer was cancelled as soon as it was there")
+        self._consumers[job_class] = (queue, tag)
 
     async def _resume(self, session: Session, job_class: JobClass) -> None:
+        gives_up_at = asyncio.get_running_loop().time() + self._settings.restore_s
         while not self._draining:
             try:
                 with cancelled_by_nobody_else():
@@ -417,6 +432,9 @@ class RabbitJobSource:
                 if not session.alive:
                     return
                 log.warning("jobs.not_resumed", model=self._model, reason=str(error))
+                if asyncio.get_running_loop().time() > gives_up_at:
+                    session.fail(f"no consumer of {job_class} Jobs can be put in place")
+                    return
                 await asyncio.sleep(self._settings.batch_poll_s)
 
     async def _fetch_batch_jobs(self, session: Session) -> None:
@@ -440,6 +458,11 @@ class RabbitJobSource:
                 await asyncio.sleep(self._settings.batch_poll_s)
             else:
                 await self._on_job(message)
+
+    def _on_broken(self) -> None:
+        log.error("jobs.source_broken", model=self._model)
+        self._broken = True
+        self._arrived.set()
 
     def _on_lost(self, _: Session) -> None:
         self._consumers.clear()

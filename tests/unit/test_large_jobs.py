@@ -12,7 +12,8 @@ import pytest
 from schemas.blobs.base import BlobMissing, BlobStoreUnavailable
 from schemas.blobs.jobs import MARGIN_S, JobReader, JobUnavailable, JobWriter, sweep, swept
 from schemas.codec import StoredJob, decode_job
-from schemas.errors import InternalError, ModelOverloaded, ModelUnavailable
+from schemas.delta import Failed, Interrupted
+from schemas.errors import ErrorInfo
 from schemas.job import ChoicePrefix, Continuation, Job, TokenPrompt
 from tests.contract.transport_suite import a_job
 from tests.fixtures.stack import until
@@ -66,16 +67,20 @@ def attempt(job: Job, number: int, ids: int = 3) -> Job:
     return msgspec.structs.replace(job, attempt=number, continuation=continuation, suspect=True)
 
 
-async def read(body: bytes, shelf: Shelf | None, *, redelivered: bool = False) -> Job:
-    return await JobReader(shelf, patience_s=0.3).read(body, redelivered=redelivered)
+async def read(body: bytes, shelf: Shelf | None) -> Job:
+    return await JobReader(shelf, patience_s=0.3).read(body)
 
 
-async def unavailable(
-    body: bytes, shelf: Shelf | None, *, redelivered: bool = False
-) -> JobUnavailable:
+async def answer_without(body: bytes, shelf: Shelf | None) -> Failed | Interrupted:
     with pytest.raises(JobUnavailable) as caught:
-        await read(body, shelf, redelivered=redelivered)
-    return caught.value
+        await read(body, shelf)
+    return caught.value.answer
+
+
+async def error_without(body: bytes, shelf: Shelf | None) -> ErrorInfo:
+    answer = await answer_without(body, shelf)
+    assert isinstance(answer, Failed)
+    return answer.error
 
 
 async def test_small_jobs_and_jobs_without_a_store_stay_in_their_messages() -> None:
@@ -155,22 +160,21 @@ async def test_a_blob_that_is_gone_ends_the_request() -> None:
     shelf = Shelf()
     body = await written(shelf, large())
     shelf.blobs.clear()
-    missing = await unavailable(body, shelf)
-    assert isinstance(missing.error, InternalError)
+    assert (await error_without(body, shelf)).code == "internal_error"
     assert shelf.gets == 1, "what is gone does not come back"
 
 
 async def test_a_worker_without_a_store_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    missing = await unavailable(await written(Shelf(), large()), None)
-    assert isinstance(missing.error, InternalError)
+    error = await error_without(await written(Shelf(), large()), None)
+    assert error.code == "internal_error"
+    assert "HEADRACE" not in error.message
     assert "HEADRACE_BLOBS" in capsys.readouterr().out
-    assert "HEADRACE" not in missing.error.message
 
 
 async def test_a_job_that_waited_too_long_is_not_fetched() -> None:
     shelf = Shelf()
-    late = await unavailable(await written(shelf, large(queue_deadline=time.time() - 1)), shelf)
-    assert isinstance(late.error, ModelOverloaded)
+    body = await written(shelf, large(queue_deadline=time.time() - 1))
+    assert (await error_without(body, shelf)).code == "model_overloaded"
     assert shelf.gets == 0
 
 
@@ -184,17 +188,14 @@ async def test_a_store_that_is_away_for_a_moment_costs_a_moment() -> None:
     assert await reading == job
 
 
-@pytest.mark.parametrize("redelivered", [False, True])
-async def test_a_store_that_stays_away_is_another_workers_turn_once(redelivered: bool) -> None:
+async def test_a_store_that_stays_away_is_reported_after_a_while() -> None:
     shelf = Shelf()
     body = await written(shelf, large())
     shelf.away = True
     began = time.monotonic()
-    missing = await unavailable(body, shelf, redelivered=redelivered)
-    assert isinstance(missing.error, ModelUnavailable) is redelivered
-    assert missing.error is None or "Input" not in missing.error.message
+    assert await answer_without(body, shelf) == Interrupted("unreadable")
     assert time.monotonic() - began > 0.1, "no hot loop"
-    assert shelf.gets < 6
+    assert 1 < shelf.gets < 6
 
 
 async def test_a_sweep_deletes_what_nobody_waits_for() -> None:
