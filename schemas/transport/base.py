@@ -41,6 +41,10 @@ class ReplyLost(WorkerFailed):
     """The reply can no longer arrive: its connection is gone, or its worker is silent."""
 
 
+class SourceBroken(ConnectionError):
+    """Jobs cannot arrive although the broker answers, and trying again has not helped."""
+
+
 class Reply(Protocol):
     """The owner's end of one Job's reply."""
 
@@ -156,6 +160,9 @@ class JobSource(Protocol):
         Batch Jobs take what interactive ones leave; counting Jobs have `COUNT_SLOTS` of their own.
 
         Ends when the source is drained or closed.
+
+        Raises:
+            SourceBroken: The process should end, and say so.
         """
         ...
 

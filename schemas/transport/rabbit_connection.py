@@ -53,6 +53,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
         reconnect_min_s: Pause before the first reconnect; doubles with each failure and is spread
             by half of itself either way, so that a broker's clients do not return all at once.
         reconnect_max_s: Longest such pause.
+        restore_s: How long everything may be impossible to put in place on a broker that answers.
         write_buffer_bytes: Unsent bytes above which `Delivery.writable` waits.
     """
 
@@ -62,6 +63,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: int = 15
     reconnect_min_s: float = 0.25
     reconnect_max_s: float = 2.0
+    restore_s: float = 60.0
     write_buffer_bytes: int = 1 << 20
 
 
@@ -202,13 +204,21 @@ class BrokerConnection:
         name: Shown by the broker's tools.
         set_up: Puts channels, queues and consumers in place on a new session.
         on_lost: Told at once when a session that was up is no more.
+        on_broken: Told when a broker answers, but nothing can be put in place there for too long.
 
     Attributes:
         reconnects: How often it was made again.
     """
 
     def __init__(
-        self, urls: str, *, name: str, settings: ConnectionSettings, set_up: SetUp, on_lost: Lost
+        self,
+        urls: str,
+        *,
+        name: str,
+        settings: ConnectionSettings,
+        set_up: SetUp,
+        on_lost: Lost,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         self._urls = deque(parse_urls(urls, settings))
         self._urls.rotate(random.randrange(len(self._urls)))  # clients spread over a cluster
@@ -216,6 +226,8 @@ class BrokerConnection:
         self._settings = settings
         self._set_up = set_up
         self._on_lost = on_lost
+        self._on_broken = on_broken
+        self._answering_since: float | None = None  # without having let anything be put in place
         self._session: Session | None = None
         self._up = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -281,12 +293,14 @@ class BrokerConnection:
         self._urls.rotate(-1)  # whatever comes of it, the next attempt is at the next one
         with cancelled_by_nobody_else():
             session = await Session.open(url, self._name, self._settings)
+            self._answering_since = self._answering_since or asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._settings.set_up_timeout_s):
                     await self._set_up(session)
             except BaseException:
                 await session.close()
                 raise
+        self._answering_since = None
         self._session = session
         self._up.set()
 
@@ -310,6 +324,9 @@ class BrokerConnection:
                 await self._begin()
             except Exception as error:  # whatever it is: without a further attempt all is lost
                 log.warning("broker.unreachable", connection=self._name, reason=_cause(error))
+                since, now = self._answering_since, asyncio.get_running_loop().time()
+                if since is not None and now - since > self._settings.restore_s:
+                    self._on_broken()
             else:
                 self.reconnects += 1
                 log.info("broker.reconnected", connection=self._name, attempts=failures)
