@@ -69,7 +69,7 @@ ingress_options = stacked(
         "grace_s",
         env="GRACE",
         type=click.FloatRange(min=0),
-        default=30.0,
+        default=120.0,
         help="Seconds that running answers may go on after SIGTERM.",
     ),
     option(
