@@ -3,8 +3,8 @@
 Requests go in with ids of our own, increments come out. Every way out of `generate` leaves nothing
 running: SGLang is told to abort before its iterator is let go.
 
-If SGLang's scheduler dies, SGLang kills the process it lives in, and nothing here hides that: a
-supervisor restarts the worker and the broker hands its Jobs to others.
+If a process of SGLang dies or hangs, `failed` tells; the worker must end then, and a supervisor
+starts it anew.
 
 Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 """
@@ -27,6 +27,7 @@ from workers.control_text import has_output_marker, special_texts
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 from workers.engines.sglang_choice import Choice
 from workers.engines.sglang_grammar import GrammarTrial
+from workers.engines.sglang_health import HANG_S, Health
 from workers.engines.sglang_launch import Launched, launch, shut_down
 from workers.engines.sglang_request import (
     ModelFacts,
@@ -74,6 +75,7 @@ class SglangEngine:
         served_id: Public id for the model card.
         slots: Requests run at once; SGLang queues more.
         server_args: Fields of SGLang's `ServerArgs`; they win over everything set here.
+        hang_s: How long SGLang may do nothing at all while it has requests.
     """
 
     name = "sglang"
@@ -86,13 +88,16 @@ class SglangEngine:
         served_id: str,
         slots: int = 32,
         server_args: Mapping[str, Any] | None = None,
+        hang_s: float = HANG_S,
     ) -> None:
         self._model = model
         self._served_id = served_id
         self._server_args = dict(server_args or {})
         self._slots: int = self._server_args.get("max_running_requests", slots)
         self._running: dict[str, _Running] = {}
+        self._hang_s = hang_s
         self._launched: Launched | None = None
+        self._health: Health | None = None
         self._grammars: GrammarTrial | None = None
         self._card: ModelCard | None = None
         self._vision: Vision | None = None
@@ -142,6 +147,13 @@ class SglangEngine:
         )
         self.template_stop_strings = _stop_strings(config.hf_generation_config)
         await self._start_grammars(config)
+        self._health = Health(
+            self._launched.failure,
+            self._manager,
+            self._sglang.get_all_child_pids(),
+            hang_s=self._hang_s,
+        )
+        self._health.start()
         await self._warm_up()
 
     async def _start_grammars(self, config: Any) -> None:
@@ -158,6 +170,8 @@ class SglangEngine:
     async def stop(self) -> None:
         if self._grammars is not None:
             await self._grammars.stop()
+        if self._health is not None:
+            await self._health.stop()
         if self._launched is not None:
             launched, self._launched = self._launched, None
             await shut_down(launched)
@@ -190,10 +204,21 @@ class SglangEngine:
         published: int = sum(load.num_running_reqs + load.num_waiting_reqs for load in loads)
         return max(published, len(self._manager.rid_to_state))
 
+    @property
+    def _has_failed(self) -> bool:
+        return self._launched is not None and self._launched.failure.told
+
+    async def failed(self) -> str:
+        """See `Engine`. Soon afterwards the process ends by force."""
+        assert self._launched is not None, "it can fail after `start`"
+        return await self._launched.failure.wait()
+
     async def abort(self, engine_request_id: str) -> None:
         if (running := self._running.get(engine_request_id)) is None:
             return
         running.aborted = True
+        if self._has_failed:
+            return
         state = self._manager.rid_to_state.get(running.rid)
         # An abort that overtakes its request on the way to the scheduler would be lost, and SGLang
         # sends none twice; such a request is aborted at its first output instead.
@@ -226,6 +251,8 @@ class SglangEngine:
             RequestError: The request cannot be run, or its grammar does not compile.
             GenerationFailed: SGLang failed it.
         """
+        if self._has_failed:
+            raise GenerationFailed("The model failed to answer.", diagnostic="sglang has failed")
         await self.check(request)
         choice = self._choice(request)
         if (finish := choice.ended()) is not None:
@@ -264,10 +291,16 @@ class SglangEngine:
                 "The model failed to answer.", diagnostic="sglang refused the request"
             ) from error
         finally:
-            self._manager.abort_request(running.rid)  # nothing if it is over
-            if outputs is not None:
-                await outputs.aclose()
+            await self._let_go(running, outputs)
             del self._running[request.engine_request_id]
+
+    async def _let_go(self, running: _Running, outputs: Any) -> None:
+        """Leave nothing running of a request, which may be over or not have begun."""
+        if self._has_failed:
+            return  # nobody takes the abort, and sending it would wait for ever
+        self._manager.abort_request(running.rid)
+        if outputs is not None:
+            await outputs.aclose()
 
     def _choice(self, request: EngineRequest) -> Choice:
         return Choice(request, self._facts, self._tokenizer, self._bytes, self._end_ids)

@@ -29,6 +29,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from workers.engines.sglang_health import Failure
 from workers.engines.sglang_scheduler import run_scheduler_process
 
 log = structlog.get_logger()
@@ -40,10 +41,11 @@ _EXIT_GRACE_S: Final = 10.0
 
 
 class Launched(msgspec.Struct, frozen=True):
-    """A running engine and the thread that must outlive it."""
+    """A running engine, the thread that must outlive it, and what tells that it has failed."""
 
     engine: Any
     thread: ThreadPoolExecutor
+    failure: Failure
 
 
 async def launch(model: str, *, slots: int, server_args: Mapping[str, Any]) -> Launched:
@@ -57,18 +59,20 @@ async def launch(model: str, *, slots: int, server_args: Mapping[str, Any]) -> L
     guarded = threading.current_thread() is threading.main_thread()
     if guarded:
         # A child that fails to start sends SIGQUIT, which would kill the worker without a word.
-        # Unheard, it turns into an exception of the constructor. After the start SGLang sets its
-        # own handler: from then on the death of a child is the death of the worker.
+        # Unheard, it turns into an exception of the constructor. After the start it is a failure.
         loop.add_signal_handler(signal.SIGQUIT, log.error, "engine.launch_failed")
+    failure = Failure(_end_everything)
     try:
-        engine = await loop.run_in_executor(thread, _construct, model, slots, dict(server_args))
+        engine = await loop.run_in_executor(
+            thread, _construct, model, slots, dict(server_args), failure
+        )
         engine.tokenizer_manager.auto_create_handle_loop()
     except BaseException:
         if guarded:
             loop.remove_signal_handler(signal.SIGQUIT)
         thread.shutdown(wait=False)
         raise
-    return Launched(engine, thread)
+    return Launched(engine, thread, failure)
 
 
 async def shut_down(launched: Launched) -> None:
@@ -77,9 +81,12 @@ async def shut_down(launched: Launched) -> None:
     atexit.unregister(engine.shutdown)
     for task in manager.asyncio_tasks:
         task.cancel()
+    loop = asyncio.get_running_loop()
+    grace_s = 0.0 if launched.failure.told else _EXIT_GRACE_S
+    await loop.run_in_executor(launched.thread, _end_processes, engine, grace_s)
+    launched.failure.close()
     if threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGQUIT)
-    await asyncio.get_running_loop().run_in_executor(launched.thread, _end_processes, engine)
+        loop.remove_signal_handler(signal.SIGQUIT)  # last: a child may still send one
     manager.recv_from_detokenizer.close(linger=0)
     manager.send_to_scheduler.close(linger=0)
     if engine.send_to_rpc is not None:
@@ -87,7 +94,7 @@ async def shut_down(launched: Launched) -> None:
     launched.thread.shutdown(wait=False)
 
 
-def _construct(model: str, slots: int, given: dict[str, Any]) -> Any:
+def _construct(model: str, slots: int, given: dict[str, Any], failure: Failure) -> Any:
     """Import SGLang and build the engine; blocks until the model is loaded."""
     _prepare_environment(given.get("log_level", "error"))
     policy = asyncio.get_event_loop_policy()
@@ -112,14 +119,18 @@ def _construct(model: str, slots: int, given: dict[str, Any]) -> Any:
             if self.event_loop is not None:
                 return
             # SGLang's own version has the loop's signal handlers and the task that exits the
-            # process after SIGTERM; only its reader task and SIGQUIT belong here.
-            from sglang.srt.managers.tokenizer_manager import print_exception_wrapper
-
+            # process after SIGTERM; and when a child or its reader fails, it kills the process
+            # before that could tell anybody.
             loop = self.event_loop = asyncio.get_running_loop()
-            self.asyncio_tasks.add(loop.create_task(print_exception_wrapper(self.handle_loop)))
+            reading = loop.create_task(self.handle_loop())
+            reading.add_done_callback(read)
+            self.asyncio_tasks.add(reading)
             if threading.current_thread() is threading.main_thread():
-                handler = self.signal_handler_class(self).running_phase_sigquit_handler
-                loop.add_signal_handler(signal.SIGQUIT, handler)
+                loop.add_signal_handler(signal.SIGQUIT, failure.tell, "a process of it has failed")
+
+    def read(reading: asyncio.Task[None]) -> None:
+        if not reading.cancelled():
+            failure.tell(f"its outputs cannot be read: {type(reading.exception()).__name__}")
 
     def hosted(server_args: Any, port_args: Any) -> Any:
         return init_tokenizer_manager(server_args, port_args, HostedTokenizerManager)
@@ -133,7 +144,14 @@ def _construct(model: str, slots: int, given: dict[str, Any]) -> Any:
     return engine
 
 
-def _end_processes(engine: Any) -> None:
+def _end_everything() -> None:
+    """End the worker and all below it, whatever state they are in."""
+    from sglang.srt.utils import kill_process_tree
+
+    kill_process_tree(os.getpid())
+
+
+def _end_processes(engine: Any, grace_s: float) -> None:
     import psutil
     from sglang.srt.managers.io_struct import ShutdownReq
     from sglang.srt.utils import kill_process_tree
@@ -150,7 +168,7 @@ def _end_processes(engine: Any) -> None:
         except psutil.NoSuchProcess:
             continue
     schedulers, detokenizers = processes[:-1], processes[-1:]
-    psutil.wait_procs(schedulers, timeout=_EXIT_GRACE_S)
+    psutil.wait_procs(schedulers, timeout=grace_s)
     for process in [*schedulers, *detokenizers]:
         if process.is_running():
             kill_process_tree(process.pid)

@@ -74,7 +74,7 @@ def _honour_seeds() -> None:
     )
     HookRegistry.register(f"{sampler}.multinomial_with_seed", _draw, HookType.REPLACE)
     HookRegistry.register(
-        f"{sampler}.top_k_top_p_min_p_sampling_from_probs_torch", _apply_min_p, HookType.AROUND
+        f"{sampler}.top_k_top_p_min_p_sampling_from_probs_torch", _sample, HookType.AROUND
     )
 
 
@@ -109,22 +109,36 @@ def _uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
-def _apply_min_p(
+def _sample(
     sample: Callable[..., Any],
     probs: Any,
     top_ks: Any,
     top_ps: Any,
     min_ps: Any,
     need_min_p_sampling: bool,
+    seeds: Any,
+    positions: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Apply min-p beforehand, because SGLang refuses it together with seeds.
+    """Draw from (batch, vocab) probabilities, narrowed by top-k, top-p and min-p.
 
-    It only removes the least likely tokens, so the order in which it meets top-k and top-p, which
-    do the same, changes nothing.
+    SGLang draws in the order of probabilities here and in that of ids where no request of a batch
+    is narrowed, so that a seed would mean something else with other neighbours. And it refuses
+    min-p together with seeds.
     """
+    if seeds is None or kwargs.get("return_filtered_probs"):
+        return sample(
+            probs, top_ks, top_ps, min_ps, need_min_p_sampling, seeds, positions, *args, **kwargs
+        )
+    import torch
+
+    ordered, ids = probs.sort(dim=-1, descending=True)
+    ranks = torch.arange(ordered.shape[-1]).view(1, -1)
+    before = ordered.cumsum(dim=-1) - ordered
+    tops = top_ps.view(-1, 1)
+    left_out = (ranks >= top_ks.view(-1, 1)) | ((before > tops) & (tops < 1))
     if need_min_p_sampling:
-        least = probs.amax(dim=-1, keepdim=True) * min_ps.view(-1, 1)
-        probs = probs.masked_fill(probs < least, 0.0)
-    return sample(probs, top_ks, top_ps, min_ps, False, *args, **kwargs)
+        left_out |= ordered < ordered[:, :1] * min_ps.view(-1, 1)
+    kept = torch.zeros_like(probs).scatter_(-1, ids, ordered.masked_fill(left_out, 0.0))
+    return _draw(kept.log(), seeds, positions).view(-1).to(torch.int32)
