@@ -289,7 +289,7 @@ class Fleet:
         for unit in self.units:
             unit.start()
         self._watching = asyncio.create_task(self._watch())
-        await self.settled(timeout_s=240)
+        await self.settled(timeout_s=420)
 
     async def settled(self, *, timeout_s: float = 120) -> None:
         """Wait until everybody is ready."""

@@ -19,7 +19,6 @@ from tests.chaos.plan import Victim, at_random, in_turn
 from tests.chaos.report import Report
 from tests.chaos.transcript import read
 from tests.chaos.trial import Progress, Settings, Trial, trial
-from tests.chaos.verdict import Tally
 
 ABORT_LIMIT_S = 2.0
 """Within this the workers must have let go of what a lost pod had asked for."""
@@ -79,7 +78,7 @@ async def short(settings: Settings, progress: Progress) -> Report:
         moved = made.moved_gaps()
         made.report.require("some streams lost their worker and went on", moved.streams > 0)
         if settings.engine == "scripted":
-            made.tally = Tally()
+            made.next_part()
             load = Load(made.fleet, made.asks, concurrency=settings.concurrency, hear=made.hear)
             async with load.running():
                 progress.stage("restarting the broker")

@@ -56,6 +56,8 @@ def read(dialect: str, *, stream: bool, status: int, body: bytes) -> Transcript:
         return Transcript(None, None, str(error["code"]))
     if dialect in ("chat", "completions"):
         return _choices_stream(dialect, body) if stream else _choices_body(dialect, body)
+    if stream and b"\nevent: response.failed\n" in body:
+        return _failed_response(body)
     answer = read_stream(dialect, body) if stream else read_body(dialect, body)
     content = {
         "text": answer.text,
@@ -65,6 +67,32 @@ def read(dialect: str, *, stream: bool, status: int, body: bytes) -> Transcript:
         "end": answer.end,
     }
     return Transcript(content, answer.usage, answer.end if answer.failed else None)
+
+
+def _failed_response(body: bytes) -> Transcript:
+    """A failure record of Responses; it may hold more of an open item than was streamed."""
+    assert body.endswith(b"\n\n"), "a stream cut within a record"
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in body.decode().split("\n")
+        if line.startswith("data: ")
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    failed = events[-1]
+    assert failed["type"] == "response.failed", "something follows a failure"
+    response = failed["response"]
+    assert response["status"] == "failed"
+    items = response["output"]
+    content = {
+        "text": _item_text(items, "message"),
+        "reasoning": _item_text(items, "reasoning"),
+        "calls": [[i["name"], i["arguments"]] for i in items if i["type"] == "function_call"],
+    }
+    return Transcript(content, response["usage"], str(response["error"]["code"]))
+
+
+def _item_text(items: list[Any], kind: str) -> str:
+    return "".join(part["text"] for i in items if i["type"] == kind for part in i["content"])
 
 
 def _choices_body(dialect: str, body: bytes) -> Transcript:

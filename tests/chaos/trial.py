@@ -30,6 +30,12 @@ READY_LIMIT_S = 240.0
 GAP_LIMIT_S = 2.0
 """What a lost worker may cost a stream, beside the silences that it has anyway."""
 
+_LAST_WORDS_S = 0.4
+"""What a lost worker had sent before may still arrive for so long."""
+
+_MOVING_S = 1.2
+"""What an answer that is no stream is given to go on, since nobody can see it do so."""
+
 _UNHARMED_ROUNDS = 2
 _SHOWN = 20
 
@@ -108,8 +114,11 @@ class Trial:
         await asyncio.sleep(injury.pause_s)
         if load is not None and self.fleet.blows:
             last = self.fleet.blows[-1].at
+            await asyncio.sleep(last + _MOVING_S - time.monotonic())
             await self.fleet.until(
-                lambda: load.all_went_on(since=last), READY_LIMIT_S, "every stream has gone on"
+                lambda: load.all_went_on(since=last + _LAST_WORDS_S),
+                READY_LIMIT_S,
+                "every stream has gone on",
             )
         await self.fleet.until(
             lambda: len(self.fleet.ready_workers()) > spare,
@@ -149,6 +158,12 @@ class Trial:
         self.report.require(
             "nothing hung, and nothing that looks whole is wrong", wrong == 0, f"{wrong} did"
         )
+
+    def next_part(self) -> None:
+        """Begin to count anew: what follows is held to something else."""
+        self.report.examples += self.tally.told()
+        self.report.figures["outcomes of the first part"] = _counts(self.tally.outcomes)
+        self.tally = Tally()
 
     def require_injuries(self, planned: int) -> None:
         done = len(self.fleet.blows)
@@ -213,7 +228,7 @@ class Trial:
                 ["kind", *used],
                 *([kind, *(str(n[o]) for o in used)] for kind, n in sorted(tally.kinds.items())),
             ]
-        report.examples += [f"{j.ask}: {j.outcome}: {j.detail}" for j in tally.examples]
+        report.examples += tally.told()
         report.alarms += fleet.journal.alarms[:_SHOWN]
         began = fleet.blows[0].at if fleet.blows else 0.0
         report.injuries += [

@@ -218,5 +218,9 @@ class Tally:
         if judged.outcome not in unharmed and len(self.examples) < _SHOWN:
             self.examples.append(judged)
 
+    def told(self) -> list[str]:
+        """The examples, a line each."""
+        return [f"{judged.ask}: {judged.outcome}: {judged.detail}" for judged in self.examples]
+
     def total(self, *outcomes: Outcome) -> int:
         return sum(self.outcomes[outcome] for outcome in outcomes)
