@@ -1,258 +1,356 @@
-"""A reply cut anywhere and gone on with is the reply: nothing twice, nothing missing."""
+"""Wherever a reply is cut, however often, what its attempts say together is what one would say.
+
+Each case is run unharmed; then it is cut after every message, and a worker that knows nothing goes
+on with what had arrived. Attempts may also group their tokens into chunks differently.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from schemas.continuation import Arrived, Remaining
-from schemas.delta import (
-    Accepted,
-    ArgumentsDelta,
-    Completed,
-    Delta,
-    Finished,
-    FinishReason,
-    InternalsDelta,
-    PromptDelta,
-    ReasoningDelta,
-    ReplyMessage,
-    Started,
-    TextDelta,
-    TokensDelta,
-    ToolCallStarted,
-    Usage,
-)
-from schemas.errors import ProtocolViolation
-from schemas.job import ChatPrompt, ChoicePrefix, Job
-from schemas.reply import ReplyChecker
-from schemas.sampling import EngineOptions, OutputLimit, SamplingParams
-from tests.property import strategies
+from schemas.delta import ReplyMessage, Started
+from schemas.job import ChatPrompt, Job, Reasoning, TokenPrompt
+from schemas.message import Message, TextPart, ToolChoice
+from schemas.sampling import OutputLimit, SamplingParams, StopConditions
+from tests.fixtures.continued import KeptDelivery, Said, next_attempt, runner, said
+from tests.unit.parsing.recorded import TOOLS, WELL_FORMED
+from workers.engines.base import EngineRequest
+from workers.engines.scripted import ScriptedEngine, Step, Text
+from workers.output_format import OutputFormat
+from workers.parsing.harmony import HARMONY_NAME
+from workers.parsing.tools import TOOL_FORMATS
 
-NO_UNITS = (PromptDelta, TokensDelta, InternalsDelta)
+THOUGHT = "<think>\nLet me see:  one, two.\n\n</think>\n\nIt is 42, says the 😀 book."
 
 
-def units_of(deltas: Sequence[Delta]) -> list[tuple[Any, ...]]:
-    """A choice unit by unit, and its end: the same however its text is cut."""
-    units: list[tuple[Any, ...]] = []
-    for delta in deltas:
-        match delta:
-            case TextDelta() | ReasoningDelta():
-                units += [(type(delta), character) for character in delta.text]
-            case ArgumentsDelta():
-                units += [(ArgumentsDelta, delta.call, character) for character in delta.text]
-            case ToolCallStarted() | Finished():
-                units.append((delta,))
-            case _:
-                raise AssertionError(delta)
-    return units
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One Job and what its model writes.
+
+    Attributes:
+        outputs: Of each choice; a text is cut into tokens of a few characters, a tuple is tokens.
+        chunky: Chunks of several tokens change nothing, not even what is counted after a stop.
+    """
+
+    outputs: tuple[str | tuple[str, ...], ...]
+    prompt: ChatPrompt | TokenPrompt
+    sampling: dict[str, Any] = {}
+    reasoning: str | None = None
+    hidden_reasoning: bool = False
+    tools: str | None = None
+    window: int = 0
+    chunky: bool = True
+
+    def job(self) -> Job:
+        limit = OutputLimit(max_tokens=self.sampling.get("max_tokens", 4000))
+        given = {name: value for name, value in self.sampling.items() if name != "max_tokens"}
+        now = time.time()
+        return Job(
+            job_id="j",
+            model="m",
+            prompt=self.prompt,
+            sampling=SamplingParams(**({"limit": limit} | given)),
+            created_at=now,
+            deadline=now + 600,
+            queue_deadline=now + 600,
+        )
+
+    def tokens(self, choice: int) -> tuple[str, ...]:
+        output = self.outputs[choice % len(self.outputs)]
+        if isinstance(output, tuple):
+            return output
+        sizes = random.Random(choice)
+        tokens = []
+        while output:
+            size = sizes.choice((1, 2, 3, 5) if len(self.outputs[0]) < 100 else (3, 5, 8, 13))
+            tokens.append(output[:size])
+            output = output[size:]
+        return tuple(tokens)
 
 
-def cut(delta: Delta, at: int) -> list[Delta]:
-    """The Delta in two, where it has text."""
-    match delta:
-        case TextDelta() | ReasoningDelta():
-            kind = type(delta)
-            return [kind(delta.choice, delta.text[:at]), kind(delta.choice, delta.text[at:])]
-        case ArgumentsDelta():
-            choice, call, text = delta.choice, delta.call, delta.text
-            return [
-                ArgumentsDelta(choice, call, text[:at]),
-                ArgumentsDelta(choice, call, text[at:]),
-            ]
-    return [delta]
-
-
-@st.composite
-def rechunked(draw: st.DrawFn, deltas: Sequence[Delta]) -> list[list[Delta]]:
-    """The same Deltas cut up otherwise, in batches."""
-    batches: list[list[Delta]] = [[]]
-    for delta in deltas:
-        for piece in cut(delta, draw(st.integers(0, 6))):
-            if draw(st.booleans()):
-                batches.append([])
-            batches[-1].append(piece)
-    return batches
-
-
-@st.composite
-def cut_choices(draw: st.DrawFn) -> tuple[list[Delta], list[list[Delta]], int]:
-    """What a choice says, the same as another worker says it, and where the first was lost."""
-    told = [d for d in draw(strategies.choices(0)) if not isinstance(d, NO_UNITS)]
-    said = [piece for batch in draw(rechunked(told)) for piece in batch]
-    again = draw(rechunked(said))
-    return said, again, draw(st.integers(0, len(said) - 1))
-
-
-def message(choice: int, token_ids: tuple[int, ...] = (), *deltas: Delta) -> ReplyMessage:
-    return ReplyMessage("job", 1, 0, deltas, ((choice, token_ids),) if token_ids else ())
-
-
-def job(n: int = 1, **engine: Any) -> Job:
-    return Job(
-        job_id="job",
-        model="m",
-        prompt=ChatPrompt(messages=()),
-        sampling=SamplingParams(
-            limit=OutputLimit(max_tokens=9), n=n, engine=EngineOptions(**engine)
-        ),
-        created_at=0,
-        deadline=9,
-        queue_deadline=9,
+def chat(*, effort: str | None = None, visible: bool = True, **prompt: Any) -> ChatPrompt:
+    return ChatPrompt(
+        messages=(Message(role="user", parts=(TextPart(text="hello"),)),),
+        reasoning=Reasoning(effort=effort, visible=visible),  # type: ignore[arg-type]
+        **prompt,
     )
 
 
-@given(cut_choices())
-def test_what_remains_is_exactly_the_rest(
-    case: tuple[list[Delta], list[list[Delta]], int],
-) -> None:
-    said, again, at = case
-    arrived = Arrived(1)
-    arrived.add_ids(message(0, (1,)))
-    for delta in said[:at]:
-        arrived.add(delta)
-    continuation = arrived.continuation(job())
-    assert continuation is not None
-    remaining = Remaining(continuation.choices[0])
-    rest = [delta for batch in again for delta in remaining.of(batch)]
-    assert units_of(said[:at]) + units_of(rest) == units_of(said)
-    as_it_came = [delta for batch in again for delta in batch]
-    assert all(delta in as_it_came for delta in rest if not getattr(delta, "text", "some"))
+RAW = TokenPrompt(prompts=(tuple(b"one prompt"),))
+STOPS = {"stop": StopConditions(strings=(" STOP", "2, sages"))}
+
+CASES: dict[str, Case] = {
+    "plain": Case(outputs=("Hello, wörld 😀 and\n\nmore.",), prompt=chat()),
+    "at the limit": Case(
+        outputs=("a b c d e f g h i j",), prompt=chat(), sampling={"max_tokens": 5}
+    ),
+    "reasoning": Case(outputs=(THOUGHT,), prompt=chat(effort="high"), reasoning="qwen3"),
+    "reasoning opened by the model": Case(outputs=(THOUGHT,), prompt=chat(), reasoning="qwen3"),
+    "reasoning never closed": Case(
+        outputs=("<think>on and on and ",), prompt=chat(effort="high"), reasoning="qwen3"
+    ),
+    "hidden reasoning": Case(
+        outputs=(THOUGHT,), prompt=chat(effort="high", visible=False), reasoning="qwen3"
+    ),
+    "reasoning that is off": Case(
+        outputs=("I think.\n</think>\n\nNo.",),
+        prompt=chat(effort="none"),
+        reasoning="qwen3",
+        hidden_reasoning=True,
+    ),
+    "stop string": Case(
+        outputs=("one ST two STOP three",), prompt=chat(), sampling=STOPS, chunky=False
+    ),
+    "stop string kept": Case(
+        outputs=("one ST two STOP three",),
+        prompt=chat(),
+        sampling={"stop": StopConditions(strings=(" STOP",), include_in_text=True)},
+        chunky=False,
+    ),
+    "stop string in reasoning": Case(
+        outputs=(THOUGHT.replace("one", "a STOP"),),
+        prompt=chat(effort="high"),
+        reasoning="qwen3",
+        sampling=STOPS,
+    ),
+    "stop pattern": Case(
+        outputs=("it took 12 and 345 min",),
+        prompt=chat(),
+        sampling={"stop": StopConditions(patterns=("[0-9]{3}",))},
+        chunky=False,
+    ),
+    "stop after a minimum": Case(
+        outputs=(("a", " STOP", " b", " ST", "OP", " c", " STOP", " d"),),
+        prompt=chat(),
+        sampling=STOPS | {"limit": OutputLimit(max_tokens=40, min_tokens=6)},
+        chunky=False,
+    ),
+    "log probabilities": Case(
+        outputs=("Hello, wörld 😀.",), prompt=chat(), sampling={"logprobs": True, "top_logprobs": 2}
+    ),
+    "log probabilities of reasoning": Case(
+        outputs=(THOUGHT,),
+        prompt=chat(effort="high"),
+        reasoning="qwen3",
+        sampling={"logprobs": True, "report_token_ids": True},
+    ),
+    "log probabilities and a stop": Case(
+        outputs=(("one", " ST", "x", " S", "T", "OP"),),
+        prompt=chat(),
+        sampling=STOPS | {"logprobs": True, "report_token_ids": True},
+        chunky=False,
+    ),
+    "log probabilities and nearly a stop": Case(
+        outputs=(("one", " ", "S", "T", "O", "x", " ST", "O"),),
+        prompt=chat(),
+        sampling=STOPS | {"logprobs": True, "report_token_ids": True},
+    ),
+    "several choices": Case(
+        outputs=("first one", "the second, a longer one", THOUGHT),
+        prompt=chat(effort="high"),
+        reasoning="qwen3",
+        sampling={"n": 3},
+    ),
+    "raw": Case(outputs=("raw <think> text",), prompt=RAW, sampling={"report_token_ids": True}),
+    "raw, with echo": Case(
+        outputs=("raw text",),
+        prompt=TokenPrompt(prompts=(tuple(b"one"), tuple(b"two")), echo=True),
+        sampling={
+            "n": 2,
+            "logprobs": True,
+            "top_logprobs": 400,
+            "prompt_logprobs_from": 0,
+            "report_token_ids": True,
+        },
+    ),
+    "raw, with a stop": Case(
+        outputs=(("one", " ST", "x", " S", "T", "OP now"),),
+        prompt=RAW,
+        sampling=STOPS | {"logprobs": True, "report_token_ids": True},
+        chunky=False,
+    ),
+    "repeating itself": Case(outputs=(("la ",) * 300,), prompt=chat(), window=64, chunky=False),
+    "one call at most": Case(
+        outputs=(WELL_FORMED["hermes"],),
+        prompt=chat(tools=TOOLS, tool_choice=ToolChoice(parallel=False)),
+        tools="hermes",
+        chunky=False,
+    ),
+    "a call after reasoning": Case(
+        outputs=("<think>I call.</think>" + WELL_FORMED["hermes"],),
+        prompt=chat(effort="high", tools=TOOLS),
+        reasoning="qwen3",
+        tools="hermes",
+        sampling={"logprobs": True},
+    ),
+    "harmony": Case(
+        outputs=(
+            "<|channel|>analysis<|message|>Hm. <b>" + "<|end|><|start|>assistant"
+            "<|channel|>final<|message|>So it is.<|return|>",
+        ),
+        prompt=chat(effort="high"),
+        reasoning=HARMONY_NAME,
+    ),
+}
+CASES |= {
+    f"calls of {name}": Case(outputs=(text,), prompt=chat(tools=TOOLS), tools=name)
+    for name, text in WELL_FORMED.items()
+}
 
 
-@given(st.integers(0, 4), st.integers(0, 4))
-def test_parts_of_the_prompt_are_told_once(arrived: int, more: int) -> None:
-    remaining = Remaining(ChoicePrefix((), 0, arrived))
-    told = [remaining.prompt_part() for _ in range(arrived + more)]
-    assert told == [False] * arrived + [True] * more
+class Grouping:
+    """Plays a case; each attempt may put its tokens into chunks of other sizes."""
+
+    def __init__(self, case: Case, seed: int | None) -> None:
+        self._case = case
+        self._seed = seed
+
+    def __call__(self, request: EngineRequest) -> Iterator[Step]:
+        tokens = self._case.tokens(request.choice)
+        sizes = random.Random(f"{self._seed} {request.job.attempt} {request.choice}")
+        at = 0
+        while at < len(tokens):
+            size = 1 if self._seed is None else sizes.choice((1, 2, 3, 7))
+            pieces = tokens[at : at + size]
+            ids = tuple(
+                1000 + ord(piece[0]) % 7 if self._case.window else 1000 + at + number
+                for number, piece in enumerate(pieces)
+            )
+            yield Text("".join(pieces), ids, pieces)
+            at += size
 
 
-@given(strategies.logprobs, st.integers(0, 4))
-def test_log_probabilities_stay_with_what_is_left_of_their_text(logprob: Any, units: int) -> None:
-    remaining = Remaining(ChoicePrefix((1,), units))
-    assert remaining.of([TextDelta(0, "abc", (logprob,))]) == [
-        TextDelta(0, "abc"[units:], (logprob,))
-    ]
+async def play(case: Case, job: Job, *, seed: int | None = None) -> list[ReplyMessage]:
+    """The messages of one attempt, run by a worker that knows of no other."""
+    engine = ScriptedEngine(script=Grouping(case, seed))
+    output_format = OutputFormat(
+        reasoning=case.reasoning,
+        hidden_reasoning=case.hidden_reasoning,
+        tools=TOOL_FORMATS[case.tools] if case.tools else None,
+    )
+    delivery = KeptDelivery(job)
+    await runner(engine, output_format, repetition_window=case.window).run(delivery)
+    assert delivery.settled == ["ack"]
+    return delivery.messages
 
 
-@settings(max_examples=40)
-@given(strategies.completed_replies(2), st.integers(2, 16))
-def test_choices_are_kept_apart(deltas: list[Delta], lost_at: int) -> None:
-    events = deltas[2:-1][:lost_at]
-    together, alone = Arrived(2), [Arrived(2), Arrived(2)]
-    for number, delta in enumerate(events):
-        choice: int = delta.choice  # type: ignore[union-attr]
-        told = message(choice, (number,))
-        for arrived in (together, alone[choice]):
-            arrived.add_ids(told)
-            arrived.add(delta)
-    assert together.tokens == len(events)
-    if continuation := together.continuation(job(n=2)):
-        empty = ChoicePrefix()
-        for choice, arrived in enumerate(alone):
-            own = arrived.continuation(job(n=2))
-            prefix = own.choices[choice] if own else empty
-            assert continuation.choices[choice] == prefix
-            assert not own or own.choices[1 - choice] == empty
+def check(case: Case, messages: Sequence[ReplyMessage], whole: Said) -> None:
+    together = said(messages, case.job().choices)
+    assert together == whole
 
 
-def test_an_arrival_keeps_ids_in_order_and_the_end() -> None:
-    arrived = Arrived(2)
-    for token_ids in ((7, 8), (9,)):
-        arrived.add_ids(message(1, token_ids))
-    arrived.add(TextDelta(1, "né"))
-    arrived.add(ToolCallStarted(1, 0, "a_long_name"))
-    arrived.add(Finished(1, FinishReason.STOP))
-    continuation = arrived.continuation(job(n=2))
-    assert continuation is not None
-    assert continuation.choices == (ChoicePrefix(), ChoicePrefix((7, 8, 9), 3, 0, True))
+@pytest.mark.parametrize("name", CASES)
+async def test_a_reply_goes_on_wherever_it_is_cut(name: str) -> None:
+    case = CASES[name]
+    job = case.job()
+    messages = await play(case, job)
+    whole = said(messages, job.choices)
+    assert whole.usage is not None
+    for cut in range(len(messages)):
+        second = next_attempt(job, messages[:cut])
+        rest = await play(case, second)
+        check(case, [*messages[:cut], *rest], whole)
 
 
-@pytest.mark.parametrize(
-    "engine", [{"hidden_states": "all"}, {"routed_experts": True}, {"logit_processor": "x"}]
-)
-def test_what_a_choice_tells_at_its_end_cannot_be_gone_on_with(engine: dict[str, Any]) -> None:
-    arrived = Arrived(1)
-    arrived.add_ids(message(0, (1,)))
-    assert arrived.continuation(job()) is not None
-    assert arrived.continuation(job(**engine)) is None
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.chunky])
+async def test_a_reply_goes_on_however_its_tokens_come(name: str) -> None:
+    """Chunks carry no meaning, neither before nor after the cuts."""
+    case = CASES[name]
+    job = case.job()
+    whole = said(await play(case, job), job.choices)
+    for seed in range(4):
+        messages: list[ReplyMessage] = []
+        attempt = job
+        cuts = random.Random(seed)
+        while True:
+            more = await play(case, attempt, seed=seed)
+            if attempt.attempt == 4:
+                break
+            messages += more[: cuts.randrange(len(more))]
+            attempt = next_attempt(msgspec.structs.replace(job, attempt=attempt.attempt), messages)
+        check(case, [*messages, *more], whole)
 
 
-@pytest.mark.parametrize("delta", [TextDelta(0, "a"), Finished(0, FinishReason.STOP)])
-def test_nor_can_ids_that_nobody_told(delta: Delta) -> None:
-    """Not even where another choice has some."""
-    arrived = Arrived(2)
-    arrived.add_ids(message(1, (1,)))
-    arrived.add(delta)
-    assert arrived.continuation(job(n=2)) is None
+@pytest.mark.parametrize("name", ["a call after reasoning", "several choices", "stop pattern"])
+async def test_a_reply_goes_on_when_it_is_cut_twice(name: str) -> None:
+    case = CASES[name]
+    job = case.job()
+    messages = await play(case, job)
+    whole = said(messages, job.choices)
+    for cut in range(0, len(messages), 5):
+        second = next_attempt(job, messages[:cut])
+        rest = await play(case, second)
+        for again in range(0, len(rest), 3):
+            arrived = [*messages[:cut], *rest[:again]]
+            third = next_attempt(msgspec.structs.replace(job, attempt=2), arrived)
+            check(case, [*arrived, *await play(case, third)], whole)
 
 
-def test_where_nothing_has_arrived_there_is_nothing_to_go_on_with() -> None:
-    arrived = Arrived(2)
-    assert arrived.continuation(job(n=2)) is None
-    arrived.add(PromptDelta(1, "p"))
-    continuation = arrived.continuation(job(n=2))
-    assert continuation is not None
-    assert continuation.choices[1] == ChoicePrefix((), 0, 1)
+async def test_what_had_arrived_is_not_said_again() -> None:
+    case = CASES["raw"]
+    job = case.job()
+    messages = await play(case, job)
+    rest = await play(case, next_attempt(job, messages[:4]))
+    had, left = said(messages[:4], 1).choices[0], said(rest, 1).choices[0]
+    assert had.ids
+    assert had.ids + left.ids == said(messages, 1).choices[0].ids
+    assert (left.ids, left.told_ids) == (left.told_ids, left.ids)
+    assert not set(had.ids) & set(left.ids)
 
 
-# --- The grammar over several attempts -----------------------------------------------------------
+async def test_a_finished_choice_is_not_generated_again() -> None:
+    asked: list[int] = []
 
-N = 2
-OPENING: tuple[Delta, ...] = (Accepted("x", 1), Started("x", 1, 0))
+    class Asked(ScriptedEngine):
+        def generate(self, request: EngineRequest) -> Any:
+            asked.append(request.choice)
+            return super().generate(request)
 
+    case = CASES["several choices"]
+    job = case.job()
+    messages = await play(case, job)
+    short = next(
+        at
+        for at, message in enumerate(messages)
+        if any(getattr(d, "choice", None) == 0 and hasattr(d, "reason") for d in message.deltas)
+    )
+    second = next_attempt(job, messages[: short + 1])
+    delivery = KeptDelivery(second)
+    engine = Asked(script=Grouping(case, None))
+    await runner(engine, OutputFormat(reasoning="qwen3")).run(delivery)
+    assert asked == [1, 2]
 
-@settings(max_examples=40)
-@given(strategies.completed_replies(N), st.lists(st.integers(0, 16), max_size=3))
-def test_the_grammar_goes_on_where_an_attempt_was_lost(
-    deltas: list[Delta], lost_at: list[int]
-) -> None:
-    checker = ReplyChecker(N)
-    events = deltas[2:-1]
-    for begin, end in pairwise([0, *sorted(lost_at), len(events)]):
-        checker.begin_attempt(continued=True)
-        for delta in [*OPENING, *events[begin:end]]:
-            checker.feed(delta)
-    checker.feed(deltas[-1])
-    assert checker.state == "ended"
-
-
-@settings(max_examples=40)
-@given(strategies.completed_replies(N), st.integers(0, 16))
-def test_a_fresh_attempt_begins_everything_anew(deltas: list[Delta], lost_at: int) -> None:
-    checker = ReplyChecker(N)
-    for delta in deltas[:lost_at]:
-        checker.feed(delta)
-    checker.begin_attempt(continued=False)
-    for delta in deltas:
-        checker.feed(delta)
-    assert checker.state == "ended"
-
-
-REPEATED = [
-    pytest.param(ToolCallStarted(0, 0, "f"), id="a call that has begun"),
-    pytest.param(PromptDelta(0, "p"), id="the prompt"),
-    pytest.param(TextDelta(1, "a"), id="a choice that has finished"),
-    pytest.param(Completed(Usage()), id="the end of a reply with an open choice"),
-]
+    asked.clear()
+    last = next_attempt(job, messages[:-1])
+    assert last.continuation is not None
+    assert all(prefix.finished for prefix in last.continuation.choices)
+    delivery = KeptDelivery(last)
+    await runner(engine, OutputFormat(reasoning="qwen3")).run(delivery)
+    assert asked == []
+    assert any(isinstance(delta, Started) for m in delivery.messages for delta in m.deltas)
+    assert delivery.messages[-1].deltas[-1] == messages[-1].deltas[-1]
 
 
-@pytest.mark.parametrize("delta", REPEATED)
-def test_what_has_arrived_is_refused_a_second_time(delta: Delta) -> None:
-    checker = ReplyChecker(2)
-    said: list[Delta] = [ToolCallStarted(0, 0, "f"), Finished(1, FinishReason.STOP)]
-    for before in [*OPENING, *said]:
-        checker.feed(before)
-    checker.begin_attempt(continued=True)
-    with pytest.raises(ProtocolViolation):
-        checker.feed(TextDelta(0, "before it was accepted"))
-    checker.begin_attempt(continued=True)
-    for before in OPENING:
-        checker.feed(before)
-    with pytest.raises(ProtocolViolation):
-        checker.feed(delta)
+async def test_a_long_prefix_is_replayed_beside_the_event_loop() -> None:
+    threads: set[bool] = set()
+
+    class Watched(ScriptedEngine):
+        def replay(self, request: EngineRequest, start: int = 0) -> Any:
+            threads.add(threading.current_thread() is threading.main_thread())
+            return super().replay(request, start)
+
+    case = Case(outputs=(("word ",) * 400,), prompt=chat())
+    job = case.job()
+    messages = await play(case, job)
+    for cut, beside in ((100, False), (390, True)):
+        threads.clear()
+        delivery = KeptDelivery(next_attempt(job, messages[:cut]))
+        await runner(Watched(script=Grouping(case, None))).run(delivery)
+        check(case, [*messages[:cut], *delivery.messages], said(messages, 1))
+        assert threads == {not beside}
