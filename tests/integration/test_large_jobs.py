@@ -297,7 +297,9 @@ async def test_a_full_queue_refuses_and_keeps_nothing(
     broker: Broker, model: str, store: Store
 ) -> None:
     settings = SourceSettings(max_queued_jobs=10)
-    source = await RabbitJobSource.connect(broker.url, model=model, slots=1, settings=settings)
+    source = await RabbitJobSource.connect(
+        broker.url, model=model, slots=1, settings=settings, blobs=opened(store.root)
+    )
     dispatcher = await RabbitDispatcher.connect(
         broker.url, DispatcherSettings(max_inline_bytes=100), blobs=opened(store.root)
     )
