@@ -241,8 +241,9 @@ class _Run:
         lengths = [await self._length(prompt) for prompt in prompts]
         requests = self._requests(prompts, lengths, reasoning_open)
         self._input_tokens = sum(lengths)
-        for request in requests[:: job.sampling.n]:
-            await self._engine.check(request)
+        if job.continuation is None:  # else it was found good before, and is half answered
+            for request in requests[:: job.sampling.n]:
+                await self._engine.check(request)
         if delivery.cancelled.is_set():
             return "cancelled"
         try:

@@ -117,7 +117,7 @@ async def test_what_does_not_is_refused_in_time(trial: GrammarTrial, kind: str, 
     assert await trial.passes("regex", "warm")  # the process has started
     begun = time.perf_counter()
     assert not await trial.passes(kind, text)
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 12  # ten time limits, however busy the machine is
     assert await trial.passes("regex", "fine")
 
 

@@ -29,7 +29,7 @@ class GrammarTrial:
     """Compiles grammars in another process.
 
     Args:
-        time_limit_s: For one grammar.
+        time_limit_s: For one grammar, in seconds of one processor.
     """
 
     def __init__(self, *, time_limit_s: float = TIME_LIMIT_S) -> None:
