@@ -25,6 +25,7 @@ from schemas.options import (
     option,
     supervise_option,
 )
+from schemas.transport.base import SourceBroken
 from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.consumer import Consumer, EngineLost
@@ -109,7 +110,7 @@ def worker(
                 settings, amqp_url, blobs, metrics=(metrics_host, metrics_port), ready_fd=ready_fd
             )
         )
-    except BrokerUnreachable as error:
+    except (BrokerUnreachable, SourceBroken) as error:
         raise click.ClickException(str(error)) from None
 
 

@@ -74,7 +74,7 @@ class Reply(Protocol):
         yet turn up at a worker.
 
         Raises:
-            ServiceError: As `Dispatcher.dispatch`.
+            ServiceError: As `Dispatcher.dispatch`; then the reply is still lost.
         """
         ...
 

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from schemas.delta import ALIVE, ReplyMessage
-from schemas.errors import ModelOverloaded, ModelUnavailable, ServerShuttingDown
+from schemas.errors import ModelOverloaded, ModelUnavailable, ServerShuttingDown, ServiceError
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
 from schemas.transport.base import COUNT_SLOTS, ReplyLost
@@ -121,7 +121,11 @@ class MemoryReply:
 
     async def redispatch(self, job: Job) -> None:
         self._buffer.renew()
-        self.send(job)
+        try:
+            self.send(job)
+        except ServiceError:
+            self.interrupt("the attempt was not accepted")
+            raise
 
     async def cancel(self) -> None:
         for attempt in self._attempts:

@@ -101,7 +101,11 @@ class RabbitReply:
     async def redispatch(self, job: Job) -> None:
         self.job = job
         self._buffer.renew()
-        await self._dispatcher.send(self)
+        try:
+            await self._dispatcher.send(self)
+        except BaseException:
+            self.interrupt("the attempt was not accepted")
+            raise
 
     def interrupt(self, reason: str) -> None:
         self._buffer.fail(ReplyLost("The worker was lost.", diagnostic=reason))

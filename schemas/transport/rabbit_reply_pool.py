@@ -20,6 +20,9 @@ from schemas.transport.rabbit_wire import DeliveryCallback
 _AHEAD = 64
 """Queues declared ahead when none may be shared; below a quarter of it more are declared."""
 
+_AT_FIRST = 8
+"""Queues to begin with; the others follow, so that a pod is back soon after its broker."""
+
 
 class ReplyQueue:
     """A reply queue and the Jobs whose replies it carries now."""
@@ -44,15 +47,16 @@ class ReplyPool:
         self._size = size
         self._queues: dict[str, ReplyQueue] = {}
         self._free: deque[ReplyQueue] = deque()
-        self._refilling = False
+        self._filling = False
         self._channel: WireChannel
 
     async def open(self, on_frame: DeliveryCallback) -> None:
         """Declare and consume; frames go to `on_frame` with the name of their queue."""
         self._channel = await wire_channel(await self._session.channel(confirms=False))
         self._session.tap.watch_deliveries(self._channel.number, on_frame)
-        for _ in range(self._size or _AHEAD):
+        for _ in range(min(self._size or _AHEAD, _AT_FIRST)):
             self._free.append(await self._declare())
+        self._start_filling()
 
     async def lease(self, job_id: str) -> ReplyQueue:
         if self._free:
@@ -62,9 +66,8 @@ class ReplyPool:
         else:
             queue = await self._declare()
         queue.job_ids.add(job_id)
-        if not self._size and len(self._free) < _AHEAD // 4 and not self._refilling:
-            self._refilling = True
-            self._session.start(self._refill())
+        if not self._size and len(self._free) < _AHEAD // 4:
+            self._start_filling()
         return queue
 
     def release(self, queue: ReplyQueue, job_id: str) -> None:
@@ -77,12 +80,17 @@ class ReplyPool:
         queue = self._queues.get(name)
         return queue.job_ids if queue is not None else set()
 
-    async def _refill(self) -> None:
+    def _start_filling(self) -> None:
+        if not self._filling:
+            self._filling = True
+            self._session.start(self._fill())
+
+    async def _fill(self) -> None:
         try:
-            while len(self._free) < _AHEAD:
+            while len(self._queues) < self._size or (not self._size and len(self._free) < _AHEAD):
                 self._free.append(await self._declare())
         finally:
-            self._refilling = False
+            self._filling = False
 
     async def _declare(self) -> ReplyQueue:
         name = topology.private_queue("reply", self._owner, secrets.token_hex(8))

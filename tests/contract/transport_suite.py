@@ -575,6 +575,24 @@ class TransportSuite:
         await answer(second, 1)
         assert await read_to_end(reply) == [a_message(again, 0), the_end(again, 1)]
 
+    async def test_a_reply_stays_lost_when_its_next_attempt_is_refused(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        await (await take_one(source)).ack()
+        reply.interrupt("silent")
+        nowhere = a_job(f"{model}-unserved", attempt=2, job_id=job.job_id)
+        with pytest.raises(ModelUnavailable):
+            await reply.redispatch(nowhere)
+        with pytest.raises(ReplyLost):
+            await read(reply, 1)
+        again = a_job(model, attempt=3, job_id=job.job_id)
+        await reply.redispatch(again)
+        await answer(await take_one(source), 1)
+        assert await read_to_end(reply) == [a_message(again, 0), the_end(again, 1)]
+
     async def test_a_cancel_covers_earlier_attempts_wherever_they_turn_up(
         self, harness: Harness, model: str
     ) -> None:
