@@ -20,7 +20,8 @@ SUPERVISE = """
 import sys
 from workers.supervisor import supervise
 sys.exit(supervise([sys.executable, "-c", sys.argv[1]], name="child", grace_s=float(sys.argv[2]),
-                   first_delay_s=0.05, healthy_after_s=float(sys.argv[3]), max_quick_failures=3))
+                   first_delay_s=0.05, healthy_after_s=float(sys.argv[3]), max_quick_failures=3,
+                   ready_option="--ready-fd"))
 """
 
 # Notes its pid, then goes on as told.
@@ -124,6 +125,36 @@ def test_failures_after_a_healthy_life_do_not_add_up(scenario: Scenario) -> None
     scenario.start("note('child'); sys.exit(noted('child') < 6)", healthy_after_s=0)
     assert scenario.finish()[0] == 0
     assert len(scenario.pids("child")) == 6
+
+
+@pytest.mark.parametrize("death", ["sys.exit(70)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_child_that_has_served_is_never_given_up(scenario: Scenario, death: str) -> None:
+    """However short each life: it came so far, so it will again."""
+    scenario.start(f"""
+        from workers.supervisor import tell_ready
+        assert sys.argv[1] == "--ready-fd"
+        note("child")
+        if noted("child") == 8:
+            sys.exit(0)
+        tell_ready(int(sys.argv[2]))
+        {death}
+    """)
+    assert scenario.finish()[0] == 0
+    assert len(scenario.pids("child")) == 8
+
+
+def test_having_served_does_not_excuse_what_follows(scenario: Scenario) -> None:
+    scenario.start("""
+        from workers.supervisor import tell_ready
+        note("child")
+        if noted("child") == 1:
+            tell_ready(int(sys.argv[2]))
+        sys.exit(9)
+    """)
+    status, output = scenario.finish()
+    assert status == 9
+    assert len(scenario.pids("child")) == 4
+    assert "supervisor.gave_up" in output
 
 
 def test_nothing_below_a_killed_child_survives_it(scenario: Scenario) -> None:
