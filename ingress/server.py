@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from types import FrameType
 
@@ -30,6 +31,10 @@ log = structlog.get_logger()
 
 _LAST_WORDS_S = 5
 """Time for failure records to reach their readers after the grace time."""
+
+_UNSENT_BYTES = 1 << 17
+"""What the system holds of a response that its reader has no room for. By default it is megabytes:
+too much for readers who stopped, and one who is slow but steady is not seen to take anything."""
 
 
 class Server(uvicorn.Server):
@@ -67,6 +72,9 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Bind, then say where."""
         await super().startup(sockets=sockets)  # type: ignore[arg-type]
+        for server in self.servers:
+            for listening in server.sockets:
+                _bound_unsent(listening)
         if self.started and self._on_ready is not None:
             await self._on_ready(self.url())
 
@@ -115,3 +123,9 @@ class Server(uvicorn.Server):
             return False
         self._services.end_answers()
         return True
+
+
+def _bound_unsent(listening: socket.socket) -> None:
+    """Accepted connections inherit it."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # not everywhere
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

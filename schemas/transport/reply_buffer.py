@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from schemas.delta import ReplyMessage
 from schemas.errors import ServiceError
 from schemas.transport.base import ReplySuspended
+
+_MOST_AT_ONCE: Final = 256
+"""Messages; a reader who has fallen behind catches up in steps that keep nobody else waiting."""
 
 
 class ReplyBuffer:
@@ -68,14 +72,18 @@ class ReplyBuffer:
             self._arrived.clear()
 
     async def take(self) -> Sequence[ReplyMessage]:
-        """All that is there; waits for something.
+        """What is there, or much of it; waits for something.
 
         Raises:
             ServiceError: Nothing is left and nothing more can arrive.
         """
         await self._arrived.wait()
         if self._messages:
-            messages, self._messages = self._messages, []
+            messages = self._messages
+            self._messages = rest = messages[_MOST_AT_ONCE:]
+            if rest:
+                self._bytes = self._bytes * len(rest) // len(messages)
+                return messages[:_MOST_AT_ONCE]
             self._bytes = 0
             if self._error is None:
                 self._arrived.clear()

@@ -700,6 +700,18 @@ async def test_attempts_that_get_nowhere_have_an_end(service: Service) -> None:
     assert 2 < owner.generation.attempt < 10
 
 
+async def test_so_has_the_wait_for_another_worker(service: Service) -> None:
+    limits = TimeLimits(retry_s=0.2)
+    worker, owner = service.hire(), await service.ask(limits=limits)
+    async with reading(owner) as answer:
+        held = await worker.take()
+        held.say(*STARTED)
+        held.say(Interrupted("draining"))
+        await worker.take()  # and does not say that it has
+        with pytest.raises(WorkerFailed):
+            await answer
+
+
 async def test_a_job_that_nobody_keeps_is_not_passed_on_in_haste(service: Service) -> None:
     limits = TimeLimits(queue_wait_s=0.5)
     worker, owner = service.hire(), await service.ask(limits=limits)

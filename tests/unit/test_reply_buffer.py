@@ -54,3 +54,34 @@ async def test_a_renewed_buffer_waits_and_fills_again() -> None:
         await at_once(buffer)
     assert buffer.put(message(2, 0), 60)
     assert await at_once(buffer) == [message(2, 0)]
+
+
+async def test_much_is_read_in_steps_and_stays_bounded_meanwhile() -> None:
+    buffer = ReplyBuffer(1000)
+    for seq in range(1000):
+        assert buffer.put(message(1, seq), 1)
+    read = [*await at_once(buffer)]
+    assert 0 < len(read) < 1000
+    for seq in range(1000, 1000 + len(read)):
+        assert buffer.put(message(1, seq), 1), "there is as much room as was read"
+    assert not buffer.put(message(1, 1000 + len(read)), 1)
+    total = 1000 + len(read)
+    while len(read) < total:
+        read += await at_once(buffer)
+    assert read == [message(1, seq) for seq in range(total)]
+    with pytest.raises(ReplySuspended):
+        await at_once(buffer)
+
+
+async def test_what_was_left_of_a_step_is_read_before_the_next_attempt() -> None:
+    buffer = ReplyBuffer(1000)
+    for seq in range(600):
+        buffer.put(message(1, seq), 1)
+    read = [*await at_once(buffer)]
+    buffer.renew()
+    buffer.put(message(2, 0), 1)
+    while len(read) < 601:
+        read += await at_once(buffer)
+    assert read == [*(message(1, seq) for seq in range(600)), message(2, 0)]
+    with pytest.raises(TimeoutError):
+        await at_once(buffer)
