@@ -14,11 +14,12 @@ import structlog
 
 from schemas.delta import ReasoningDelta, TextDelta, Usage
 from tests.fixtures.answers import CONVERSATIONS, read_body, read_stream
+from tests.fixtures.faults import Crew, Cut, memory_crew
 from tests.fixtures.player import request_to_play
 from tests.fixtures.requests import ALL, path_of, request_body
-from tests.fixtures.stack import MODEL, memory_stack, sse_data, until
+from tests.fixtures.stack import MODEL, TimeLimits, memory_stack, sse_data, until
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
-from workers.engines.scripted import End, Gate, ScriptedEngine, Step, Text
+from workers.engines.scripted import End, Gate, ScriptedEngine, Step, Text, Trouble
 
 
 class Counting(ScriptedEngine):
@@ -305,3 +306,88 @@ async def test_what_was_said_counts_where_tokens_have_no_ids() -> None:
             await until(lambda: not stack.services.answers)
     (line,) = completed(lines)
     assert line["output_tokens"] == 20
+
+
+WAYS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "body"])
+
+
+@WAYS
+@pytest.mark.parametrize("dialect", ALL)
+async def test_an_aborted_answer_that_had_moved_is_counted_once(dialect: str, stream: bool) -> None:
+    """What the lost worker generated counts, the prompt once, and nothing of it twice."""
+    texts = [f"tok{number} " for number in range(40)]
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            memory_crew(limits=TimeLimits(last_words_s=0.02)) as crew,
+            httpx.AsyncClient(base_url=crew.pod.url) as http,
+        ):
+            first, second = Cut(texts, 25), Cut(texts, 40)
+            hand = await crew.hire(first)
+            await crew.hire(second)
+            fields = {LIMITS.get(dialect, "max_tokens"): 100}
+            body = request_body(dialect, "Tell me a long story.", **fields)
+            body["stream"] = stream
+            reading = asyncio.create_task(http.post(path_of(dialect), json=body))
+            await until(first.reached.is_set)
+            await hand.kill()
+            await until(second.reached.is_set)
+            reading.cancel()
+            await until(lambda: not crew.pod.services.answers, timeout_s=1)
+            await until(lambda: is_idle(crew), timeout_s=1)
+    (line,) = completed(lines)
+    assert (line["outcome"], line["status"], line["attempt"]) == ("cancelled", 499, 2)
+    assert (line["stream"], line["dialect"]) == (stream, dialect)
+    assert line["output_tokens"] == 40
+    prompt = len("Tell me a long story.")
+    assert prompt <= line["input_tokens"] < 2 * prompt
+
+
+async def is_idle(crew: Crew) -> bool:
+    return await crew.running() == 0
+
+
+@WAYS
+@pytest.mark.parametrize("dialect", ALL)
+async def test_one_that_was_aborted_before_the_first_token(dialect: str, stream: bool) -> None:
+    """The prompt was read, and is counted."""
+    with structlog.testing.capture_logs() as lines:
+        async with memory_crew() as crew, httpx.AsyncClient(base_url=crew.pod.url) as http:
+            cut = Cut(["never read"], 0)
+            await crew.hire(cut)
+            body = request_body(dialect, "Tell me a long story.", stream=stream)
+            reading = asyncio.create_task(http.post(path_of(dialect), json=body))
+            await until(cut.reached.is_set)
+            reading.cancel()
+            await until(lambda: not crew.pod.services.answers, timeout_s=1)
+            await until(lambda: is_idle(crew), timeout_s=1)
+    (line,) = completed(lines)
+    assert (line["outcome"], line["status"]) == ("cancelled", 499)
+    assert line["input_tokens"] >= len("Tell me a long story.")
+    assert line["output_tokens"] == 0
+
+
+@WAYS
+@pytest.mark.parametrize("dialect", ALL)
+async def test_a_failed_answer_is_counted_once_with_what_was_generated(
+    dialect: str, stream: bool
+) -> None:
+    texts = [f"tok{number} " for number in range(40)]
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            memory_crew(limits=TimeLimits(last_words_s=0.02)) as crew,
+            httpx.AsyncClient(base_url=crew.pod.url) as http,
+        ):
+            first = Cut(texts, 25)
+            hand = await crew.hire(first)
+            await crew.hire(Cut(texts, 30, (Trouble("fail"),)))
+            fields = {LIMITS.get(dialect, "max_tokens"): 100}
+            body = {**request_body(dialect, "Go.", **fields), "stream": stream}
+            reading = asyncio.create_task(http.post(path_of(dialect), json=body))
+            await until(first.reached.is_set)
+            await hand.kill()
+            assert (await reading).status_code == (200 if stream else 500)
+            await until(lambda: not crew.pod.services.answers)
+    (line,) = completed(lines)
+    assert (line["outcome"], line["code"]) == ("failed", "generation_failed")
+    assert (line["output_tokens"], line["attempt"]) == (30, 2)
+    assert 0 < line["input_tokens"] < 2 * len("user: Go.")
