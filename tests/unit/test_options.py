@@ -1,5 +1,8 @@
 """Numbers that make no sense are refused by the option that they were given to."""
 
+import stat
+from pathlib import Path
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -45,3 +48,20 @@ def test_a_broker_or_the_nodes_of_a_cluster(urls: str, accepted: bool) -> None:
     wrong = "--port" if accepted else "--amqp-url"
     assert f"Invalid value for '{wrong}'" in result.output
     assert "u:p" not in result.output
+
+
+@pytest.mark.parametrize("command", [ingress, worker], ids=lambda command: command.name)
+def test_a_place_where_no_blobs_can_be_kept(command: click.Command, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    place = tmp_path / "file"
+    for arguments, env in (["--blobs", str(place)], {}), ([], {"HEADRACE_BLOBS": str(place)}):
+        result = CliRunner().invoke(command, arguments, env=env)
+        assert result.exit_code == click.UsageError.exit_code
+        assert f"no blobs can be kept in {place}: " in result.output
+
+
+def test_a_place_for_blobs_is_made(tmp_path: Path) -> None:
+    place = tmp_path / "below" / "blobs"
+    result = CliRunner().invoke(ingress, ["--blobs", str(place), "--port", "70000"])
+    assert "Invalid value for '--port'" in result.output
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
