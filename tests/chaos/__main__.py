@@ -21,21 +21,28 @@ from tests.chaos.trial import Settings
 
 # What each scenario is run with unless told otherwise: the counts that the service is held to.
 _LONG: dict[str, dict[str, Any]] = {
-    "kill-workers": {"engine": "scripted", "kills": 2000, "workers": 6, "pace_s": 0.2},
-    "sampling": {"engine": "scripted", "kills": 500, "workers": 6, "pace_s": 0.2},
+    "kill-workers": {"engine": "scripted", "kills": 2000, "workers": 6, "volley": 3, "pace_s": 0.2},
+    "sampling": {"engine": "scripted", "kills": 500, "workers": 6, "volley": 3, "pace_s": 0.2},
     "kill-ingress": {"engine": "scripted", "kills": 20},
     "kill-everything": {"engine": "scripted", "kills": 1000, "workers": 5, "pace_s": 0.3},
     "restart-broker": {"engine": "scripted", "kills": 10},
     "poison": {"engine": "scripted", "kills": 12, "workers": 4},
     "soak": {"engine": "scripted", "kills": 0},
-    "short": {"engine": "scripted", "kills": 25, "workers": 4, "pace_s": 0.1, "requests": 46},
+    "short": {
+        "engine": "scripted",
+        "kills": 24,
+        "workers": 5,
+        "volley": 3,
+        "pace_s": 0.1,
+        "requests": 48,
+    },
 }
 _LONG_SGLANG: dict[str, dict[str, Any]] = {
-    "kill-workers": {"kills": 200, "workers": 3, "pace_s": 2.0},
-    "sampling": {"kills": 100, "workers": 3, "pace_s": 2.0},
+    "kill-workers": {"kills": 200, "workers": 3, "volley": 1, "pace_s": 2.0},
+    "sampling": {"kills": 100, "workers": 3, "volley": 1, "pace_s": 2.0},
     "kill-everything": {"kills": 100, "workers": 3, "pace_s": 2.0},
     "soak": {"workers": 2},
-    "short": {"kills": 3, "workers": 2, "pace_s": 1.0, "requests": 27},
+    "short": {"kills": 3, "workers": 2, "volley": 1, "pace_s": 1.0, "requests": 27},
 }
 _ALL = (
     ("kill-workers", "sglang"),
@@ -94,7 +101,8 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--requests", type=click.IntRange(min=1), help="Different requests."),
             click.option("--workers", type=click.IntRange(min=1), help="How many workers."),
             click.option("--pods", type=click.IntRange(min=1), help="How many ingress pods."),
-            click.option("--pace", "pace_s", type=float, help="Least seconds between injuries."),
+            click.option("--volley", type=click.IntRange(min=1), help="Injuries at a time."),
+            click.option("--pace", "pace_s", type=float, help="Seconds between volleys."),
             click.option("--minutes", type=float, help="How long to soak."),
             click.option(
                 "--report",

@@ -62,6 +62,11 @@ def at_random(
     return tuple(_injury(rng, number, victim, pace_s) for number, victim in enumerate(chosen))
 
 
+def volleys(plan: Sequence[Injury], size: int) -> list[Sequence[Injury]]:
+    """The plan in groups of at most `size`, to be done at once."""
+    return [plan[at : at + size] for at in range(0, len(plan), size)]
+
+
 def _injury(rng: random.Random, number: int, victim: Victim, pace_s: float) -> Injury:
     # Never in step with anything else that happens at intervals.
     return Injury(

@@ -52,8 +52,7 @@ async def _kill_workers(
         load = Load(made.fleet, made.asks, concurrency=settings.concurrency, hear=made.hear)
         async with load.running():
             progress.stage("killing", len(plan))
-            for injury in plan:
-                await made.carry_out(injury, load=load)
+            await made.carry_out(plan, load=load)
         made.require_answers()
         made.require_injuries(len(plan))
         made.require_gaps()
@@ -71,8 +70,7 @@ async def short(settings: Settings, progress: Progress) -> Report:
         load = Load(made.fleet, made.asks, concurrency=settings.concurrency, hear=made.hear)
         async with load.running():
             progress.stage("killing", len(plan))
-            for injury in plan:
-                await made.carry_out(injury, load=load)
+            await made.carry_out(plan, load=load)
         made.require_answers()
         made.require_injuries(len(plan))
         moved = made.moved_gaps()
@@ -171,8 +169,7 @@ async def kill_everything(settings: Settings, progress: Progress) -> Report:
         )
         async with load.running():
             progress.stage("killing", len(plan))
-            for injury in plan:
-                await made.carry_out(injury)
+            await made.carry_out(plan)
         made.require_answers("failed", "refused", "orphaned", "left")
         made.require_injuries(len(plan))
         await made.require_idle()

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 
 
 async def test_killed_workers_and_a_restarted_broker_lose_nothing() -> None:
-    settings = Settings(kills=25, workers=4, pace_s=0.1, requests=46)
+    settings = Settings(kills=24, workers=5, volley=3, pace_s=0.1, requests=48)
     report = await SCENARIOS["short"](settings, Silent())
     assert report.holds, report.markdown()
 

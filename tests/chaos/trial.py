@@ -20,7 +20,7 @@ from tests.chaos.asks import Ask, catalogue, sampled
 from tests.chaos.fleet import EngineName, Fleet, running_fleet
 from tests.chaos.gaps import Gaps, gaps
 from tests.chaos.load import Heard, Load
-from tests.chaos.plan import Injury
+from tests.chaos.plan import Injury, volleys
 from tests.chaos.report import Report
 from tests.chaos.verdict import OUTCOMES, WRONG, Baseline, Judged, Outcome, Tally, judge
 
@@ -60,7 +60,8 @@ class Settings:
 
     Attributes:
         requests: Different ones, repeated as long as the run lasts.
-        pace_s: Between injuries, at least and on average.
+        volley: So many injuries at once, to different processes.
+        pace_s: Between volleys, at least and on average.
         logs: Where to keep what the processes write; None for nowhere.
     """
 
@@ -71,6 +72,7 @@ class Settings:
     requests: int = 92
     workers: int = 3
     pods: int = 2
+    volley: int = 1
     pace_s: float = 1.0
     minutes: float = 60.0
     logs: Path | None = None
@@ -105,30 +107,38 @@ class Trial:
             for blow in self.fleet.blows
         )
 
-    async def carry_out(self, injury: Injury, *, spare: int = 1, load: Load | None = None) -> None:
-        """Do one injury, once `spare` workers are ready beside the victim.
+    async def carry_out(self, plan: Sequence[Injury], *, load: Load | None = None) -> None:
+        """Do what is planned, in volleys, one worker always being left besides the victims.
 
-        Not before the streams have gone on since the last one: a request that loses two workers
-        without a token in between is taken for what kills them, and rightly ends.
+        Where a load is given, not before its streams have gone on since the last volley: a request
+        that loses two workers without a token in between is taken for what kills them, and rightly
+        ends.
         """
-        await asyncio.sleep(injury.pause_s)
-        if load is not None and self.fleet.blows:
-            last = self.fleet.blows[-1].at
-            await asyncio.sleep(last + _MOVING_S - time.monotonic())
-            await self.fleet.until(
-                lambda: load.all_went_on(since=last + _LAST_WORDS_S),
-                READY_LIMIT_S,
-                "every stream has gone on",
-            )
+        for volley in volleys(plan, self.settings.volley):
+            await asyncio.sleep(volley[0].pause_s)
+            if load is not None and self.fleet.blows:
+                await self._gone_on(load, since=self.fleet.blows[-1].at)
+            await self._workers_ready(len(volley) + 1)
+            for injury in volley:
+                give_up_at = time.monotonic() + READY_LIMIT_S
+                while await self.fleet.injure(injury) is None and time.monotonic() < give_up_at:
+                    await asyncio.sleep(0.05)
+                self.progress.advance()
+
+    async def _workers_ready(self, count: int) -> None:
         await self.fleet.until(
-            lambda: len(self.fleet.ready_workers()) > spare,
+            lambda: len(self.fleet.ready_workers()) >= count,
             READY_LIMIT_S,
-            f"{spare + 1} workers are ready",
+            f"{count} workers are ready",
         )
-        give_up_at = time.monotonic() + READY_LIMIT_S
-        while await self.fleet.injure(injury) is None and time.monotonic() < give_up_at:
-            await asyncio.sleep(0.05)
-        self.progress.advance()
+
+    async def _gone_on(self, load: Load, *, since: float) -> None:
+        await asyncio.sleep(since + _MOVING_S - time.monotonic())
+        await self.fleet.until(
+            lambda: load.all_went_on(since=since + _LAST_WORDS_S),
+            READY_LIMIT_S,
+            "every stream has gone on",
+        )
 
     def moved_gaps(self) -> Gaps:
         """Of the streams whose worker was lost."""
