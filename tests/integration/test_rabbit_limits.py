@@ -8,11 +8,13 @@ import socket
 from collections.abc import AsyncIterator
 
 import aio_pika
+import httpx
 import msgspec
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from schemas.codec import encode_job
+from ingress.settings import TimeLimits
+from schemas.codec import encode_job, encode_worker
 from schemas.delta import Failed, TextDelta
 from schemas.errors import ModelOverloaded, RequestTooLarge
 from schemas.job import Job, TokenPrompt
@@ -41,6 +43,7 @@ from tests.contract.transport_suite import (
     the_end,
 )
 from tests.fixtures.broker import Broker, BrokerNode, Proxy
+from tests.fixtures.stack import serve_pod
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -225,6 +228,52 @@ async def test_the_waiting_client_of_an_unreadable_job_gets_an_error(
         assert failed.error.code == "internal_error"
 
 
+async def test_a_job_that_nobody_settles_is_set_aside_and_its_client_told(
+    broker: Broker, model: str, raw: AbstractChannel
+) -> None:
+    """Every worker dies at once that gets it; the broker counts, and the owner's patience ends."""
+    source = await RabbitJobSource.connect(broker.url, model=model, slots=1, settings=SOURCE)
+    await source.close()
+    dispatcher = await RabbitDispatcher.connect(broker.url, DispatcherSettings(reply_queues=2))
+    try:
+        workers = await raw.get_exchange(topology.WORKERS_EXCHANGE, ensure=False)
+        await workers.publish(aio_pika.Message(encode_worker(a_worker(model))), "")
+        await eventually(lambda: len(dispatcher.workers()) == 1, "there seems to be a worker")
+        limits = TimeLimits(queue_wait_s=3)
+        async with serve_pod(dispatcher, model=model, limits=limits) as pod:
+            message = {"role": "user", "content": "hello"}
+            async with httpx.AsyncClient(base_url=pod.v1, timeout=20) as http:
+                asking = asyncio.create_task(
+                    http.post("/chat/completions", json={"model": model, "messages": [message]})
+                )
+                queue = await raw.get_queue(topology.job_queue(model, "interactive"), ensure=False)
+                job_id, tries = await refuse_for_ever(queue)
+                answer = await asking
+        assert tries == topology.DELIVERY_LIMIT + 1
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_overloaded"
+        dead = await dead_letter(raw, job_id)
+        assert dead.headers["x-first-death-reason"] == "delivery_limit"
+        assert dispatcher._replies == {}
+    finally:
+        await dispatcher.close()
+
+
+async def refuse_for_ever(queue: AbstractQueue) -> tuple[str, int]:
+    """Take a message again and again; which it was, and how often until it came no more."""
+    job_id, tries = "", 0
+    async with asyncio.timeout(15):
+        while True:
+            message = await queue.get(fail=False)
+            if message is not None:
+                job_id, tries = message.correlation_id or "", tries + 1
+                await message.reject(requeue=True)
+            elif tries > topology.DELIVERY_LIMIT:
+                return job_id, tries
+            else:
+                await asyncio.sleep(0.02)
+
+
 def reply_queue_of(delivery: Delivery) -> str:
     assert isinstance(delivery, RabbitDelivery)
     return delivery.address.name
@@ -299,16 +348,27 @@ async def test_a_reused_reply_queue_keeps_an_old_jobs_messages_out(
         assert dispatcher.orphan_messages == 10
 
 
-async def test_a_queue_declared_with_another_limit_is_served(broker: Broker, model: str) -> None:
-    first = await RabbitJobSource.connect(
-        broker.url, model=model, slots=1, settings=SourceSettings(max_queued_jobs=10)
+async def test_queues_declared_with_other_arguments_are_served(
+    broker: Broker, model: str, raw: AbstractChannel
+) -> None:
+    """Another limit; and as earlier versions declared them."""
+    older: dict[str, str | int] = {"x-max-length": 10, "x-overflow": "reject-publish"}
+    await raw.declare_queue(
+        topology.job_queue(model, "interactive"),
+        durable=True,
+        arguments={**older, "x-queue-type": "quorum", "x-delivery-limit": 5},
     )
-    await first.close()
+    await raw.declare_queue(
+        topology.job_queue(model, "count"),
+        durable=True,
+        arguments={**older, "x-queue-type": "classic", "x-expires": 30_000},
+    )
     settings = DispatcherSettings(reply_queues=2)
     async with both_ends(broker.url, model, settings) as (dispatcher, source):
-        reply = await dispatcher.dispatch(a_job(model))
-        await answer(await take_one(source))
-        assert len(await read_to_end(reply)) == 6
+        for job_class in topology.JOB_CLASSES:
+            reply = await dispatcher.dispatch(a_job(model, job_class))
+            await answer(await take_one(source))
+            assert len(await read_to_end(reply)) == 6
 
 
 async def test_a_cancelled_dispatch_leaves_no_job_behind_unannounced(
