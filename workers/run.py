@@ -150,6 +150,7 @@ class _Run:
         self._seq = 0
         self._started = False
         self._silent = False  # nothing was said since this was set
+        self._generated_before = 0  # tokens, when it was set
         self._holds_suspects = False
         self._input_tokens = 0
         self._cached_tokens = 0
@@ -190,9 +191,16 @@ class _Run:
         self._silent = False
 
     def show_alive(self) -> None:
-        """Say that all is well, if nothing was said since the last call."""
-        if self._silent:
+        """Say that all is well, if nothing was said since the last call.
+
+        Where tokens come of which nothing can be said yet, a message in order tells of progress.
+        """
+        generated = self.generated()
+        if self._silent and generated > self._generated_before:
+            self.send(())
+        elif self._silent:
             self._delivery.send(ReplyMessage(self._job.job_id, self._job.attempt, ALIVE, ()))
+        self._generated_before = generated
         self._silent = True
 
     def _report(self, interrupted: Interrupted) -> None:

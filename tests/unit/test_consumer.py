@@ -9,15 +9,16 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.delta import ALIVE, Accepted, Completed, Delta, Failed, Interrupted, ReplyMessage
 from schemas.job import ChatPrompt, Job
 from schemas.message import Message, TextPart
-from schemas.sampling import OutputLimit, SamplingParams
+from schemas.sampling import OutputLimit, SamplingParams, StopConditions
 from schemas.transport.base import Reply
 from schemas.transport.memory import MemoryTransport
-from tests.fixtures.continued import next_attempt, runner
+from tests.fixtures.continued import KeptDelivery, next_attempt, runner
 from tests.fixtures.stack import until
 from workers.__main__ import Signals, run_until_told
 from workers.consumer import Consumer, EngineLost
@@ -159,6 +160,37 @@ async def test_a_talking_job_needs_no_other_sign() -> None:
         script.gates["j"].set()
         await heard.until_delta(Completed)
         assert heard.alive() == 1
+
+
+async def test_tokens_that_cannot_be_told_yet_are_progress() -> None:
+    def held_back(request: EngineRequest) -> Iterable[Step]:
+        yield Text("S")
+        yield Gate(gates[0])
+        yield Text("T")
+        yield Gate(gates[1])
+
+    gates = [asyncio.Event(), asyncio.Event()]
+    stops = SamplingParams(
+        limit=OutputLimit(max_tokens=100), logprobs=True, stop=StopConditions(strings=("STOP",))
+    )
+    worker = runner(ScriptedEngine(script=held_back))
+    delivery = KeptDelivery(msgspec.structs.replace(job(), sampling=stops))
+    running = asyncio.create_task(worker.run(delivery))
+    await until(lambda: len(delivery.messages) == 2)  # accepted, started
+    worker.show_alive()
+    worker.show_alive()
+    assert [message.seq for message in delivery.messages[2:]] == [ALIVE]
+    gates[0].set()
+    (run,) = worker.accepted
+    await until(lambda: run.generated() == 2)
+    worker.show_alive()
+    assert delivery.messages[-1] == ReplyMessage("j", 1, 2, ())
+    worker.show_alive()
+    worker.show_alive()
+    assert delivery.messages[-1].seq == ALIVE
+    gates[1].set()
+    await running
+    assert [message.seq for message in delivery.messages if message.seq >= 0] == [0, 1, 2, 3, 4]
 
 
 async def test_suspects_start_one_at_a_time() -> None:
