@@ -1,6 +1,7 @@
 """What every engine must do, whatever generates its tokens.
 
-A test class derives from `EngineSuite` and gives an `engine` fixture and its `long` request.
+A test class derives from `EngineSuite` and gives an `engine` fixture and its `long` request. Where
+the engine tells the ids it samples, the class derives from `ContinuationSuite`, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas.job import Job, TokenPrompt
@@ -196,3 +198,52 @@ class EngineSuite:
     async def test_the_card_tells_the_window(self, engine: Engine) -> None:
         assert engine.card.context_length > 0
         assert engine.slots > 0
+
+    async def test_a_healthy_engine_has_not_failed(self, engine: Engine) -> None:
+        failed = asyncio.create_task(engine.failed())
+        await run(engine, request())
+        assert not failed.done()
+        failed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await failed
+
+
+class ContinuationSuite:
+    """What an engine that tells its ids must do, so that another can go on after them."""
+
+    @pytest.mark.parametrize("stop_strings", [(), (" STOP",)])
+    async def test_a_choice_goes_on_after_any_prefix(
+        self, engine: Engine, stop_strings: tuple[str, ...]
+    ) -> None:
+        what = request(temperature=0, stop_strings=stop_strings)
+        whole = await run(engine, what)
+        ids = ids_of(whole)
+        assert len(ids) > 3
+        for cut in range(1, len(ids) + 1):
+            rest = msgspec.structs.replace(what, engine_request_id=f"r.{cut}", prefix_ids=ids[:cut])
+            before, after = list(engine.replay(rest)), await run(engine, rest)
+            assert ids_of(before) == ids[:cut]
+            assert ids_of(after) == ids[cut:]
+            assert text_of(before) + text_of(after) == text_of(whole)
+            assert ending(after) == ending(whole)
+            assert not any(chunk.replayed or chunk.prompt_logprobs for chunk in after)
+
+    async def test_a_replay_tells_each_id_apart(self, engine: Engine) -> None:
+        what = request(temperature=0, max_tokens=24, logprobs=True)
+        ids = ids_of(await run(engine, what))
+        rest = msgspec.structs.replace(what, prefix_ids=ids)
+        whole = list(engine.replay(rest))
+        assert [chunk.token_ids for chunk in whole] == [(token_id,) for token_id in ids]
+        assert all(chunk.replayed and chunk.output_tokens == 1 for chunk in whole)
+        assert not any(chunk.logprobs or chunk.finish for chunk in whole)
+        for start in range(len(ids) + 1):
+            assert list(engine.replay(rest, start)) == whole[start:]
+
+    async def test_a_prefix_that_fills_the_limit_ends_at_once(self, engine: Engine) -> None:
+        what = request(temperature=0, max_tokens=3)
+        ids = ids_of(await run(engine, what))
+        assert len(ids) == 3
+        (last,) = await run(engine, msgspec.structs.replace(what, prefix_ids=ids))
+        assert (last.text, last.token_ids, last.output_tokens) == ("", (), 0)
+        assert last.finish is not None
+        assert last.finish.reason == "length"

@@ -36,6 +36,7 @@ from tests import tiny_model as tiny
 from tests.contract.engine_suite import (
     PROMPT,
     Consumer,
+    ContinuationSuite,
     EngineSuite,
     ending,
     ids_of,
@@ -74,7 +75,7 @@ def scripted(text: str, **fields: Any) -> EngineRequest:
     return request(constraint=Regex(pattern=escaped), max_tokens=100, **GREEDY, **fields)
 
 
-class TestSglangEngine(EngineSuite):
+class TestSglangEngine(EngineSuite, ContinuationSuite):
     @pytest.fixture
     def engine(self, sglang_engine: SglangEngine) -> SglangEngine:
         return sglang_engine
