@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ _LONG: dict[str, dict[str, Any]] = {
     "kill-everything": {"engine": "scripted", "kills": 1000, "workers": 5, "pace_s": 0.3},
     "restart-broker": {"engine": "scripted", "kills": 10},
     "poison": {"engine": "scripted", "kills": 12, "workers": 4},
-    "soak": {"engine": "scripted", "kills": 0},
+    "soak": {"engine": "sglang", "kills": 0, "workers": 2, "concurrency": 16},
     "short": {
         "engine": "scripted",
         "kills": 24,
@@ -41,7 +42,6 @@ _LONG_SGLANG: dict[str, dict[str, Any]] = {
     "kill-workers": {"kills": 200, "workers": 3, "volley": 1, "pace_s": 2.0},
     "sampling": {"kills": 100, "workers": 3, "volley": 1, "pace_s": 2.0},
     "kill-everything": {"kills": 100, "workers": 3, "pace_s": 2.0},
-    "soak": {"workers": 2},
     "short": {"kills": 3, "workers": 2, "volley": 1, "pace_s": 1.0, "requests": 27},
 }
 _ALL = (
@@ -148,11 +148,18 @@ def _run(name: str, given: dict[str, Any], base: Path | None) -> bool:
         TimeElapsedColumn(),
     )
     with Bar(*columns, console=console, transient=True) as bar:
-        report = asyncio.run(SCENARIOS[name](settings, _Bar(bar, name)))
+        report = asyncio.run(_until_told(SCENARIOS[name](settings, _Bar(bar, name))))
     if base is not None:
         report.write(base)
     click.echo(report.markdown())
     return report.holds
+
+
+async def _until_told(scenario: Coroutine[Any, Any, reports.Report]) -> reports.Report:
+    """Run it; SIGTERM ends it as Ctrl-C does, so that nothing of its fleet is left behind."""
+    task = asyncio.ensure_future(scenario)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 for _name in SCENARIOS:

@@ -158,6 +158,8 @@ class Trial:
         allowed: set[Outcome] = {"same", "valid", *excused}
         bad = {o: self.tally.outcomes[o] for o in OUTCOMES if o not in allowed}
         text = "every answer byte-identical to the unharmed one, usage identical"
+        if not all(ask.exact for ask in self.asks):
+            text = "every answer with a seed as unharmed, every other one valid"
         if excused:
             text = f"every answer as unharmed, or {' or '.join(excused)}"
         total = sum(self.tally.outcomes.values())
