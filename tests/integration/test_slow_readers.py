@@ -17,12 +17,12 @@ from tests.fixtures.requests import path_of, request_body
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, ready, run_worker, serve_pod, until
 from workers.engines.scripted import ScriptedEngine, Text
 
-WORDS = [f"{number:05}{'x' * 3994} " for number in range(500)]
+WORDS = [f"{number:05}{'x' * 7994} " for number in range(500)]
 """More than the system's own buffers hold."""
 
-BUFFER_BYTES = 200_000
-WRITE_S = 0.8
-PAUSE_S = 0.06
+BUFFER_BYTES = 1 << 20
+WRITE_S = 0.4
+PAUSE_S = 0.04
 
 
 class Reader:
