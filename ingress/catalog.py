@@ -92,6 +92,15 @@ class Catalog:
             if worker.card.id == card.id and not worker.draining
         )
 
+    def clock_ahead_s(self, card: ModelCard) -> float:
+        """By how much the clock of some worker of the model is ahead of ours; 0 if none is.
+
+        A deadline that workers are to judge must be later by so much, or they would think it past.
+        """
+        workers = self._dispatcher.workers()
+        ahead = (worker.clock_ahead_s for worker in workers if worker.card.id == card.id)
+        return max((0.0, *ahead))
+
     def ready(self) -> bool:
         """Whether any model can answer."""
         return any(not worker.draining for worker in self._dispatcher.workers())

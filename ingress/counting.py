@@ -82,7 +82,7 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
         request_id=request_id,
         now=now,
         deadline=now + settings.limits.total_s,
-        queue_deadline=now + settings.limits.queue_wait_s,
+        queue_deadline=services.queue_deadline(card, now),
         profile=services.profile_of(principal),
     )
     job = msgspec.structs.replace(dialect.normalise(wanted, card, context).job, job_class="count")

@@ -81,6 +81,10 @@ class Services:
             on_accepted=self.metrics.queue_wait.labels(model).observe,
         )
 
+    def queue_deadline(self, card: ModelCard, now: float) -> float:
+        """Until when a Job may wait, in Unix seconds by the clocks of those who are to judge it."""
+        return now + self.settings.limits.queue_wait_s + self.catalog.clock_ahead_s(card)
+
     def begin_shutdown(self) -> None:
         """Take no more requests, and send those away that no worker has begun; the rest goes on."""
         self.admission.shutting_down = True
@@ -120,7 +124,9 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
             request_id=request_id,
             now=now,
             deadline=now + settings.limits.total_s,
-            queue_deadline=now + settings.limits.queue_wait_s,
+            queue_deadline=now
+            + settings.limits.queue_wait_s
+            + services.catalog.clock_ahead_s(card),
             profile=profile,
         ),
     )

@@ -128,8 +128,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         slots: Jobs it runs at once.
         running: Jobs it holds now.
         draining: It takes no more Jobs.
-        sent_at: Unix seconds, by the worker's clock; for people only. Freshness is judged by the
-            reader's own clock.
+        sent_at: Unix seconds, by the worker's clock. Freshness is judged by the reader's own.
+        clock_ahead_s: How far the worker's clock is ahead of the reader's, who works it out.
     """
 
     worker_id: str
@@ -139,6 +139,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     draining: bool = False
     sent_at: float = 0.0
+    clock_ahead_s: float = 0.0
 
 
 def served_id(model: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 
@@ -342,7 +343,8 @@ class RabbitJobSource:
 
     def _post_worker(self, session: Session) -> None:
         if self._worker is not None:
-            session.post(topology.WORKERS_EXCHANGE, "", encode_worker(self._worker))
+            worker = msgspec.structs.replace(self._worker, sent_at=time.time())
+            session.post(topology.WORKERS_EXCHANGE, "", encode_worker(worker))
 
     # --- connection ---
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import pytest
 
 from schemas.delta import (
@@ -612,7 +613,12 @@ class TransportSuite:
         dispatcher, source = await harness.dispatcher(), await harness.source(model)
 
         def seen(by: Dispatcher) -> Sequence[WorkerInfo]:
-            return [worker for worker in by.workers() if worker.card.id == model]
+            """As they told of themselves, but for the times."""
+            return [
+                msgspec.structs.replace(worker, sent_at=0.0, clock_ahead_s=0.0)
+                for worker in by.workers()
+                if worker.card.id == model
+            ]
 
         assert seen(dispatcher) == []
         worker = a_worker(model, running=1)

@@ -103,3 +103,20 @@ async def test_a_known_model_is_unavailable_and_not_unknown() -> None:
         found.lookup("soon")
     with pytest.raises(ModelNotFound):
         found.lookup("later")
+
+
+@pytest.mark.rule("overload.clocks")
+@pytest.mark.parametrize(
+    ("clocks", "ahead_s"), [((), 0), ((-30.0,), 0), ((-30.0, 12.0, 3.0), 12.0)]
+)
+async def test_how_far_the_clock_of_a_worker_is_ahead(
+    clocks: tuple[float, ...], ahead_s: float
+) -> None:
+    memory = MemoryTransport()
+    other = ModelCard(id="other", context_length=1)
+    told = [(TOLD, clock) for clock in clocks] + [(other, 999.0)]
+    for number, (card, clock) in enumerate(told):
+        await memory.job_source(model=card.id, slots=1).announce(
+            WorkerInfo(worker_id=f"w{number}", card=card, engine="e", slots=1, clock_ahead_s=clock)
+        )
+    assert Catalog(memory.dispatcher()).clock_ahead_s(TOLD) == ahead_s
