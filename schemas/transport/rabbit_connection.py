@@ -158,14 +158,16 @@ class Session:
     def post(self, exchange: str, routing_key: str, body: bytes) -> None:
         """Publish a transient message without waiting for anything."""
         if self.alive:
-            self._writer.write(
-                self.poster.message(self.poster.address(exchange, routing_key), body)
-            )
+            self.write(self.poster.message(self.poster.address(exchange, routing_key), body))
 
     def write(self, messages: bytes) -> None:
         """Write messages made by `poster`."""
-        if self.alive:
+        if not self.alive:
+            return
+        try:
             self._writer.write(messages)
+        except RuntimeError:  # aiormq has ended its half, and tells of the loss a moment later
+            self.fail("the connection takes nothing more")
 
     async def writable(self) -> None:
         """Wait until no more than the allowed bytes are unsent, or the session is lost."""
