@@ -136,13 +136,13 @@ def check_zdr(request: Request, card: ModelCard) -> None:
         )
 
 
-async def read_json(request: Request, *, max_bytes: int, idle_s: float) -> Any:
+async def read_json(request: Request, *, max_bytes: int, idle_s: float, upload_s: float) -> Any:
     """The body as decoded JSON.
 
     Raises:
         RequestTooLarge: `max_bytes` or more.
         UnsupportedMediaType: It says that it is something else, or compressed.
-        RequestBodyTimeout: Nothing came for `idle_s` seconds.
+        RequestBodyTimeout: Nothing came for `idle_s` seconds, or not all within `upload_s`.
         InvalidJson: Not JSON, or nested too deeply.
         ClientClosedRequest: The client left during the upload.
     """
@@ -154,9 +154,11 @@ async def read_json(request: Request, *, max_bytes: int, idle_s: float) -> Any:
     chunks: list[bytes] = []
     size = 0
     stream = request.stream()
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + upload_s
     while True:
         try:
-            async with asyncio.timeout(idle_s):
+            async with asyncio.timeout_at(min(loop.time() + idle_s, ends_at)):
                 chunk = await anext(stream, None)
         except TimeoutError:
             raise RequestBodyTimeout("The request body did not arrive in time.") from None

@@ -67,7 +67,10 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     body = await read_json(
-        request, max_bytes=settings.max_body_bytes, idle_s=settings.limits.body_s
+        request,
+        max_bytes=settings.max_body_bytes,
+        idle_s=settings.limits.body_s,
+        upload_s=settings.limits.upload_s,
     )
     wanted = dialect.parse_count(body)
     try:

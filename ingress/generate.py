@@ -108,7 +108,10 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     body = await read_json(
-        request, max_bytes=settings.max_body_bytes, idle_s=settings.limits.body_s
+        request,
+        max_bytes=settings.max_body_bytes,
+        idle_s=settings.limits.body_s,
+        upload_s=settings.limits.upload_s,
     )
     wanted = dialect.parse(body)
     card = services.catalog.lookup(wanted.model)

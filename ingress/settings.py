@@ -28,6 +28,7 @@ class TimeLimits(BaseModel):
         keep_alive_s: Silence after which a stream gets a sign of life.
         write_s: How long a reader may take nothing before the stream is given up.
         body_s: Silence while the request body is uploaded.
+        upload_s: The whole upload.
         count_s: How long a worker may take to count a prompt before it is estimated.
     """
 
@@ -45,6 +46,7 @@ class TimeLimits(BaseModel):
     keep_alive_s: float = Field(default=15.0, gt=0)
     write_s: float = Field(default=60.0, gt=0)
     body_s: float = Field(default=60.0, gt=0)
+    upload_s: float = Field(default=600.0, gt=0)
     count_s: float = Field(default=2.0, gt=0)
 
 

@@ -138,9 +138,7 @@ async def test_a_failure_just_after_accepting_is_still_an_http_error() -> None:
 
 
 async def test_signs_of_life() -> None:
-    limits = TimeLimits(
-        commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.4, first_token_s=0.2
-    )
+    limits = TimeLimits(commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.4, first_token_s=0.2)
     async with memory_stack(limits=limits) as stack:
         response = await post(stack, "[[say:a b]][[hang:1]]", stream=True)
         assert response.content.count(b": keep-alive\n\n") >= 3
@@ -186,6 +184,26 @@ async def test_a_reader_that_takes_nothing_is_given_up(tokens: int) -> None:
         await until(lambda: stack.services.admission.in_flight == 0, timeout_s=20)
         await until(lambda: _running(stack, 0))
         writer.transport.abort()
+
+
+@pytest.mark.rule("limits.upload")
+async def test_a_body_that_trickles_in_has_a_limit() -> None:
+    """Each byte comes in time, and it would take for ever."""
+    async with memory_stack(limits=TimeLimits(body_s=5, upload_s=0.3)) as stack:
+        host, port = stack.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 100000\r\n\r\n"
+        )
+        answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.wait((answer,), timeout=0.05)
+        head = (await answer).lower()
+        assert head.startswith(b"http/1.1 408 ")
+        assert b"x-should-retry: true" in head
+        writer.close()
 
 
 async def _running(stack: Stack, count: int) -> bool:
