@@ -159,8 +159,9 @@ def _end_processes(engine: Any, grace_s: float) -> None:
     manager = engine.tokenizer_manager
     if manager._subprocess_watchdog is not None:
         manager._subprocess_watchdog.stop()
-    # A scheduler that ends by itself gives its GPU memory back in order.
-    manager._dispatch_to_scheduler(ShutdownReq())
+    if grace_s:  # else nobody may be there to take it, and sending would wait for ever
+        # A scheduler that ends by itself gives its GPU memory back in order.
+        manager._dispatch_to_scheduler(ShutdownReq())
     processes = []
     for pid in engine.get_all_child_pids():
         try:
