@@ -39,6 +39,7 @@ def build_engine(settings: WorkerSettings) -> Engine:
                 slots=settings.concurrency,
                 server_args=server_args,
                 hang_s=settings.hang_timeout_s,
+                last_words_s=settings.grace_s + 30,
             )
         case "upstream":
             from workers.engines.upstream import UpstreamEngine

@@ -27,7 +27,7 @@ from workers.control_text import has_output_marker, special_texts
 from workers.engines.base import EngineChunk, EngineFinish, EngineRequest
 from workers.engines.sglang_choice import Choice
 from workers.engines.sglang_grammar import GrammarTrial
-from workers.engines.sglang_health import HANG_S, Health
+from workers.engines.sglang_health import HANG_S, LAST_WORDS_S, Health
 from workers.engines.sglang_launch import Launched, launch, shut_down
 from workers.engines.sglang_request import (
     ModelFacts,
@@ -76,6 +76,7 @@ class SglangEngine:
         slots: Requests run at once; SGLang queues more.
         server_args: Fields of SGLang's `ServerArgs`; they win over everything set here.
         hang_s: How long SGLang may do nothing at all while it has requests.
+        last_words_s: How long this process may go on after SGLang has failed.
     """
 
     name = "sglang"
@@ -89,6 +90,7 @@ class SglangEngine:
         slots: int = 32,
         server_args: Mapping[str, Any] | None = None,
         hang_s: float = HANG_S,
+        last_words_s: float = LAST_WORDS_S,
     ) -> None:
         self._model = model
         self._served_id = served_id
@@ -96,6 +98,7 @@ class SglangEngine:
         self._slots: int = self._server_args.get("max_running_requests", slots)
         self._running: dict[str, _Running] = {}
         self._hang_s = hang_s
+        self._last_words_s = last_words_s
         self._launched: Launched | None = None
         self._health: Health | None = None
         self._grammars: GrammarTrial | None = None
@@ -105,7 +108,12 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Load the model and answer one request, as the first is slow."""
-        self._launched = await launch(self._model, slots=self._slots, server_args=self._server_args)
+        self._launched = await launch(
+            self._model,
+            slots=self._slots,
+            server_args=self._server_args,
+            last_words_s=self._last_words_s,
+        )
         self._sglang = self._launched.engine
         self._manager = self._sglang.tokenizer_manager
         self._tokenizer = self._manager.tokenizer

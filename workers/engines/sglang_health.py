@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 HANG_S: Final = 60.0
 
-_LAST_WORDS_S: Final = 20.0
+LAST_WORDS_S: Final = 60.0
 """How long the worker may take to tell everybody and end, before it is made to."""
 
 _POLL_S: Final = 0.2
@@ -43,7 +43,7 @@ class Failure:
         end: Ends this process and its children.
     """
 
-    def __init__(self, end: Callable[[], object], *, last_words_s: float = _LAST_WORDS_S) -> None:
+    def __init__(self, end: Callable[[], object], *, last_words_s: float = LAST_WORDS_S) -> None:
         self._timer = threading.Timer(last_words_s, end)
         self._timer.daemon = True
         self._told = asyncio.Event()

@@ -48,8 +48,16 @@ class Launched(msgspec.Struct, frozen=True):
     failure: Failure
 
 
-async def launch(model: str, *, slots: int, server_args: Mapping[str, Any]) -> Launched:
+async def launch(
+    model: str, *, slots: int, server_args: Mapping[str, Any], last_words_s: float
+) -> Launched:
     """Start SGLang. Must run in the loop that will serve, best in the main thread.
+
+    Args:
+        model: Directory or hub id.
+        slots: Requests run at once.
+        server_args: Fields of SGLang's `ServerArgs`.
+        last_words_s: How long the process may go on after SGLang has failed.
 
     Raises:
         RuntimeError: The model could not be loaded; SGLang has written why to stderr.
@@ -61,7 +69,7 @@ async def launch(model: str, *, slots: int, server_args: Mapping[str, Any]) -> L
         # A child that fails to start sends SIGQUIT, which would kill the worker without a word.
         # Unheard, it turns into an exception of the constructor. After the start it is a failure.
         loop.add_signal_handler(signal.SIGQUIT, log.error, "engine.launch_failed")
-    failure = Failure(_end_everything)
+    failure = Failure(_end_everything, last_words_s=last_words_s)
     try:
         engine = await loop.run_in_executor(
             thread, _construct, model, slots, dict(server_args), failure
