@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import ChannelPreconditionFailed
+from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
 
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import JobReader, JobUnavailable
@@ -183,7 +183,8 @@ class RabbitJobSource:
         return self._returned + self._outbox.returned
 
     def connected(self) -> bool:
-        return self._connection.session is not None and len(self._consumers) == len(self._prefetch)
+        # Without the queue of counts, estimates are given; generation does not depend on it.
+        return self._connection.session is not None and "interactive" in self._consumers
 
     async def deliveries(self) -> AsyncIterator[RabbitDelivery]:
         while True:
@@ -367,12 +368,16 @@ class RabbitJobSource:
         for key in (topology.control_key(self._model), topology.CONTROL_ALL):
             await control.bind(exchanges[topology.CONTROL_EXCHANGE], key)
         await control.consume(self._on_control, no_ack=True)
-        for job_class in topology.JOB_CLASSES:
+        for job_class in ("interactive", "batch"):
             await self._declare_job_queue(session, job_class)
         if not self._draining:
-            for job_class in self._prefetch:
-                await self._consume_jobs(session, job_class)
+            await self._consume_jobs(session, "interactive")
             session.start(self._fetch_batch_jobs(session))
+            try:
+                await self._declare_job_queue(session, "count")
+                await self._consume_jobs(session, "count")
+            except ChannelNotFoundEntity:  # its node is down
+                session.start(self._resume(session, "count"))
         self._post_worker(session)
 
     async def _declare_job_queue(self, session: Session, job_class: JobClass) -> None:
@@ -434,7 +439,7 @@ class RabbitJobSource:
                 if not session.alive:
                     return
                 log.warning("jobs.not_resumed", model=self._model, reason=str(error))
-                if asyncio.get_running_loop().time() > gives_up_at:
+                if job_class != "count" and asyncio.get_running_loop().time() > gives_up_at:
                     session.fail(f"no consumer of {job_class} Jobs can be put in place")
                     return
                 await asyncio.sleep(self._settings.batch_poll_s)

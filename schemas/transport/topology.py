@@ -4,10 +4,10 @@ Declared in one place so that both sides, the tests and an operator's tools agre
 quorum queues: they survive the loss of a node. Classes have queues of their own, because prefetch
 defeats message priority and quorum priorities differ between broker versions.
 
-The messages of counting Jobs are transient and expire: an answer is awaited for seconds only, and a
-lost one costs an estimate. Their queue goes when its last worker has gone, upon which a count is
-refused at once instead of waiting for nobody. It is replicated nevertheless: a durable queue of the
-classic kind cannot even be declared again while the node is down that it once was declared on.
+The queue of counting Jobs is of another kind: an answer is awaited for seconds only, and a lost one
+costs an estimate. So it is a classic queue of transient messages that expire, and it goes when its
+last worker has gone, upon which a count is refused at once instead of waiting for nobody. While its
+node of a cluster is down it can be neither used nor declared, which must harm nothing else.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ report a redelivered Job to its owner and do not run it."""
 JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch", "count")
 
 COUNT_MESSAGE_TTL_MS: Final = 10_000
-"""After this nobody waits for a count any more."""
+"""After this nobody waits for a count any more. It also bounds how often the broker hands out one
+that kills its workers."""
 
 COUNT_QUEUE_TTL_MS: Final = 30_000
 """How long the queue stays without a consumer; time enough for one that reconnects."""
@@ -74,8 +75,7 @@ def job_queue_arguments(job_class: JobClass, max_length: int) -> dict[str, Any]:
     if job_class == "count":
         return {
             **bounds,
-            "x-queue-type": "quorum",
-            "x-delivery-limit": DELIVERY_LIMIT,
+            "x-queue-type": "classic",
             "x-message-ttl": COUNT_MESSAGE_TTL_MS,
             "x-expires": COUNT_QUEUE_TTL_MS,
         }
