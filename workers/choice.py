@@ -87,7 +87,6 @@ class Choice:
         self._engine = engine
         self._request = request
         self._parser = parser
-        self._prefix = prefix
         self._remaining = Remaining(prefix)
         self._number = request.choice
         self._min_tokens = job.sampling.limit.min_tokens
@@ -113,7 +112,7 @@ class Choice:
 
     def prompt(self, chunk: EngineChunk) -> Iterator[PromptDelta]:
         """What the first chunk tells of the prompt and has not arrived yet; a message for each."""
-        if self._report is None or self._prefix.token_ids:
+        if self._report is None:
             return
         for piece in self._report.prompt(chunk):
             if self._remaining.prompt_part():

@@ -35,7 +35,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         outputs: Of each choice; a text is cut into tokens of a few characters, a tuple is tokens.
-        chunky: Chunks of several tokens change nothing, not even what is counted after a stop.
+        chunky: Chunks of several tokens change nothing. Where the choice is stopped, what came in
+            the same chunk after that has been generated, too, and counts.
     """
 
     outputs: tuple[str | tuple[str, ...], ...]
@@ -258,12 +259,16 @@ async def test_a_reply_goes_on_wherever_it_is_cut(name: str) -> None:
         check(case, [*messages[:cut], *rest], whole)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.chunky])
+def text_and_end(messages: Sequence[ReplyMessage], choices: int) -> list[Any]:
+    return [(choice.parts, choice.finished) for choice in said(messages, choices).choices]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.window])
 async def test_a_reply_goes_on_however_its_tokens_come(name: str) -> None:
     """Chunks carry no meaning, neither before nor after the cuts."""
     case = CASES[name]
     job = case.job()
-    whole = said(await play(case, job), job.choices)
+    unharmed = await play(case, job)
     for seed in range(4):
         messages: list[ReplyMessage] = []
         attempt = job
@@ -274,7 +279,10 @@ async def test_a_reply_goes_on_however_its_tokens_come(name: str) -> None:
                 break
             messages += more[: cuts.randrange(len(more))]
             attempt = next_attempt(msgspec.structs.replace(job, attempt=attempt.attempt), messages)
-        check(case, [*messages, *more], whole)
+        together = [*messages, *more]
+        assert text_and_end(together, job.choices) == text_and_end(unharmed, job.choices)
+        if case.chunky:
+            check(case, together, said(unharmed, job.choices))
 
 
 @pytest.mark.parametrize("name", ["a call after reasoning", "several choices", "stop pattern"])
