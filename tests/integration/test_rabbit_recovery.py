@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from schemas.delta import Interrupted
 from schemas.errors import ModelUnavailable, ServerShuttingDown, WorkerFailed
 from schemas.job import JobClass
 from schemas.transport import topology
+from schemas.transport.base import SourceBroken
 from schemas.transport.rabbit import (
     DispatcherSettings,
     RabbitDispatcher,
@@ -63,15 +65,19 @@ async def consumers(node: BrokerNode, queue: str) -> int:
     return sum(row[0] == queue for row in await node.rows("consumers", "queue_name"))
 
 
-async def test_everything_is_back_after_each_of_three_restarts(
+async def test_everything_is_back_after_a_restart_and_after_a_crash(
     own_broker: BrokerNode, model: str
 ) -> None:
     async with both_ends(model, own_broker.url, own_broker.url) as (dispatcher, source):
         await source.announce(worker := a_worker(model))
+
+        def workers() -> list[str]:
+            return [worker.worker_id for worker in dispatcher.workers()]
+
         async with serving(source, answer):
             await answered(dispatcher, model)
-            for restart in range(1, 4):
-                await asyncio.to_thread(own_broker.stop)
+            for restart, end in enumerate((own_broker.stop, own_broker.kill), start=1):
+                await asyncio.to_thread(end)
                 await eventually(lambda: not dispatcher.connected(), "notices")
                 await eventually(lambda: not source.connected(), "notices")
                 await asyncio.to_thread(own_broker.start)
@@ -79,7 +85,7 @@ async def test_everything_is_back_after_each_of_three_restarts(
                 assert (dispatcher.reconnects, source.reconnects) == (restart, restart)
                 assert await consumers(own_broker, topology.job_queue(model, "interactive")) == 1
                 await answered(dispatcher, model)
-                assert [w.worker_id for w in dispatcher.workers()] == [worker.worker_id]
+                await eventually(lambda: workers() == [worker.worker_id], "heard of again")
 
 
 async def test_a_running_reply_ends_with_an_error_when_the_broker_dies(
@@ -173,22 +179,26 @@ async def test_a_cancel_without_a_connection_is_told_afterwards(
 
 
 async def test_a_silent_connection_is_given_up_and_made_again(
-    broker: Broker, proxy: Proxy, model: str
+    own_broker: BrokerNode, model: str
 ) -> None:
+    proxy = Proxy(own_broker.url)
+    await proxy.open()
     source = await RabbitJobSource.connect(
         f"{proxy.url}?heartbeat=1", model=model, slots=4, settings=SOURCE
     )
-    dispatcher = await RabbitDispatcher.connect(broker.url, DISPATCHER)
+    dispatcher = await RabbitDispatcher.connect(own_broker.url, DISPATCHER)
     try:
         proxy.hold()
         await eventually(lambda: not source.connected(), "notices the silence")
         proxy.release()
         await eventually(source.connected, "is back")
+        assert await consumers(own_broker, topology.job_queue(model, "interactive")) == 1
         async with serving(source, answer):
             await answered(dispatcher, model)
     finally:
         await dispatcher.close()
         await source.close()
+        await proxy.close()
 
 
 async def test_a_busy_connection_without_heartbeats_is_kept(broker: Broker, model: str) -> None:
@@ -245,6 +255,46 @@ async def test_an_acknowledgement_timeout_costs_no_generation(
         assert source.connected()
         async with serving(source, answer):
             await answered(dispatcher, model)
+
+
+async def test_consumers_that_cannot_be_restored_are_told_and_in_the_end_fatal(
+    own_broker: BrokerNode, model: str
+) -> None:
+    async def permit(configure: str) -> None:
+        await asyncio.to_thread(own_broker.ctl, "set_permissions", "guest", configure, ".*", ".*")
+
+    async def take_queue_away() -> None:
+        await permit(f"^(?!headrace.jobs.{model}).*")
+        queue = topology.job_queue(model, "interactive")
+        await asyncio.to_thread(own_broker.ctl, "delete_queue", queue)
+
+    settings = msgspec.structs.replace(SOURCE, restore_s=4)
+    source = await RabbitJobSource.connect(own_broker.url, model=model, slots=4, settings=settings)
+    dispatcher = await RabbitDispatcher.connect(
+        own_broker.url, msgspec.structs.replace(DISPATCHER, worker_ttl_s=0.5)
+    )
+    serving = asyncio.ensure_future(anext(source.deliveries()))
+    try:
+        await take_queue_away()
+        await eventually(lambda: not source.connected(), "notices")
+        await source.announce(a_worker(model))
+        with pytest.raises(ModelUnavailable):
+            await dispatcher.dispatch(a_job(model))
+        assert dispatcher.workers() == []  # it does not advertise what it cannot do
+        await permit(".*")
+        await eventually(source.connected, "consumes again")
+        await source.announce(a_worker(model))
+        await eventually(lambda: len(dispatcher.workers()) == 1, "advertises again")
+        await take_queue_away()
+        with pytest.raises(SourceBroken):
+            async with asyncio.timeout(30):
+                await serving
+        assert not source.connected()
+    finally:
+        serving.cancel()
+        await permit(".*")
+        await dispatcher.close()
+        await source.close()
 
 
 async def test_a_deleted_queue_is_made_and_consumed_again(
