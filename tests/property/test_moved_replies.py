@@ -31,20 +31,20 @@ from schemas.delta import (
     Started,
     TextDelta,
     ToolCallStarted,
+    Usage,
 )
 from schemas.job import ChoicePrefix, Job
 from schemas.reply import ReplyChecker
 from schemas.sampling import SamplingParams
 from tests.fixtures.official import join
 from tests.fixtures.requests import request_body
-from tests.property.strategies import completed_replies, interleavings
+from tests.property.strategies import interleavings, logprobs, tuples_of
 from tests.unit.dialects.transcripts import CARD, CONTEXT, STAMP
 
 MODEL_CARD = msgspec.structs.replace(
     CARD, capabilities=msgspec.structs.replace(CARD.capabilities, completions=True)
 )
 SAID = (TextDelta, ReasoningDelta, ArgumentsDelta, ToolCallStarted, Finished)
-ENDS = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
 
 
 class Moved(NamedTuple):
@@ -54,17 +54,35 @@ class Moved(NamedTuple):
     delivered: list[Delta]
 
 
-def as_models_speak(deltas: Sequence[Delta]) -> list[Delta]:
-    """Without empty pieces, and with an end that every dialect has a word for."""
-    kept: list[Delta] = []
-    for delta in deltas:
-        if isinstance(delta, Finished) and delta.reason not in ENDS:
-            delta = Finished(delta.choice, FinishReason.STOP)
-        if getattr(delta, "text", "some") and isinstance(
-            delta, (*SAID, Accepted, Started, Completed)
-        ):
-            kept.append(delta)
-    return kept
+pieces_of_text = st.text("ab é🧪\n{", min_size=1, max_size=5)
+
+
+@st.composite
+def choices(draw: st.DrawFn, choice: int) -> list[Delta]:
+    """What a model says: parts of several pieces, none of them empty."""
+    said: list[Delta] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=4)):
+        if kind == "call":
+            said.append(ToolCallStarted(choice, calls, "look"))
+            calls += 1
+        for text in draw(st.lists(pieces_of_text, min_size=1, max_size=3)):
+            match kind:
+                case "text":
+                    said.append(TextDelta(choice, text, draw(tuples_of(logprobs, 1))))
+                case "reasoning":
+                    said.append(ReasoningDelta(choice, text))
+                case _:
+                    said.append(ArgumentsDelta(choice, calls - 1, text))
+    reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+    return [*said, Finished(choice, FinishReason.TOOL_CALLS if calls else reason)]
+
+
+@st.composite
+def replies(draw: st.DrawFn, n: int) -> list[Delta]:
+    said = draw(interleavings([draw(choices(choice)) for choice in range(n)]))
+    usage = Usage(9, 4, 7, 2)
+    return [Accepted("w", 9), Started("w", 9, 4), *said, Completed(usage)]
 
 
 def pieces(delta: Delta, at: int) -> list[Delta]:
@@ -79,18 +97,18 @@ def pieces(delta: Delta, at: int) -> list[Delta]:
 
 
 @st.composite
-def moved_replies(draw: st.DrawFn, choices: int) -> Moved:
+def moved_replies(draw: st.DrawFn, n: int) -> Moved:
     """A reply whose workers are lost one to three times."""
-    whole = as_models_speak(draw(completed_replies(choices)))
+    whole = draw(replies(n))
     of_choice: list[list[Any]] = [
-        [d for d in whole if getattr(d, "choice", None) == number] for number in range(choices)
+        [d for d in whole if getattr(d, "choice", None) == number] for number in range(n)
     ]
     opening, end = whole[:2], whole[-1]
-    job = a_job(choices)
-    arrived, checker = Arrived(choices), ReplyChecker(choices)
+    job = a_job(n)
+    arrived, checker = Arrived(n), ReplyChecker(n)
     delivered: list[Delta] = []
     attempt = [*opening, *whole[2:]]
-    for lost in (*draw(st.lists(st.integers(0, len(whole)), min_size=1, max_size=3)), None):
+    for lost in (*draw(st.lists(st.integers(2, len(whole)), min_size=1, max_size=3)), None):
         for delta in attempt[:lost] if lost is None or lost < len(attempt) else attempt[:-1]:
             checker.feed(delta)
             if isinstance(delta, SAID):
@@ -101,7 +119,7 @@ def moved_replies(draw: st.DrawFn, choices: int) -> Moved:
                 delivered.append(delta)
         continuation = arrived.continuation(job)
         checker.begin_attempt(continued=continuation is not None)
-        prefixes = continuation.choices if continuation else (ChoicePrefix(),) * choices
+        prefixes = continuation.choices if continuation else (ChoicePrefix(),) * n
         again = [
             draw(rest_of(said, prefix))
             for said, prefix in zip(of_choice, prefixes, strict=True)
@@ -182,7 +200,7 @@ def encode(
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@settings(max_examples=20)
+@settings(max_examples=25)
 @given(moved_replies(1))
 def test_a_moved_reply_is_the_same_stream_and_body(profile: ProfileName, moved: Moved) -> None:
     for dialect in DIALECTS:
@@ -190,7 +208,7 @@ def test_a_moved_reply_is_the_same_stream_and_body(profile: ProfileName, moved: 
         assert (body, events) == encode(dialect, moved.whole, profile), dialect
 
 
-@settings(max_examples=20)
+@settings(max_examples=25)
 @given(moved_replies(1))
 def test_its_log_probabilities_are_the_same(moved: Moved) -> None:
     for dialect, asked in LOGPROBS.items():
@@ -198,7 +216,7 @@ def test_its_log_probabilities_are_the_same(moved: Moved) -> None:
         assert body == encode(dialect, moved.whole, "official", **asked)[0], dialect
 
 
-@settings(max_examples=20)
+@settings(max_examples=25)
 @given(moved_replies(3))
 def test_each_choice_of_it_is_the_same(moved: Moved) -> None:
     for dialect in ("chat", "completions"):
