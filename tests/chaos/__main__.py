@@ -31,9 +31,9 @@ _LONG: dict[str, dict[str, Any]] = {
     "soak": {"engine": "sglang", "kills": 0, "workers": 2, "concurrency": 16},
     "short": {
         "engine": "scripted",
-        "kills": 24,
-        "workers": 5,
-        "volley": 3,
+        "kills": 12,
+        "workers": 4,
+        "volley": 2,
         "pace_s": 0.1,
         "requests": 48,
     },
@@ -42,7 +42,7 @@ _LONG_SGLANG: dict[str, dict[str, Any]] = {
     "kill-workers": {"kills": 200, "workers": 3, "volley": 1, "pace_s": 2.0},
     "sampling": {"kills": 100, "workers": 3, "volley": 1, "pace_s": 2.0},
     "kill-everything": {"kills": 100, "workers": 3, "pace_s": 2.0},
-    "short": {"kills": 3, "workers": 2, "volley": 1, "pace_s": 1.0, "requests": 27},
+    "short": {"kills": 1, "workers": 2, "volley": 1, "pace_s": 1.0, "requests": 27},
 }
 _ALL = (
     ("kill-workers", "sglang"),

@@ -36,7 +36,6 @@ _LAST_WORDS_S = 0.4
 _MOVING_S = 1.2
 """What an answer that is no stream is given to go on, since nobody can see it do so."""
 
-_UNHARMED_ROUNDS = 2
 _SHOWN = 20
 
 
@@ -60,6 +59,7 @@ class Settings:
 
     Attributes:
         requests: Different ones, repeated as long as the run lasts.
+        rounds: How often each is answered unharmed.
         volley: So many injuries at once, to different processes.
         pace_s: Between volleys, at least and on average.
         logs: Where to keep what the processes write; None for nowhere.
@@ -72,6 +72,7 @@ class Settings:
     requests: int = 92
     workers: int = 3
     pods: int = 2
+    rounds: int = 2
     volley: int = 1
     pace_s: float = 1.0
     minutes: float = 60.0
@@ -295,7 +296,7 @@ async def trial(
 
 
 async def _unharmed(made: Trial) -> None:
-    for number in range(_UNHARMED_ROUNDS):
+    for number in range(made.settings.rounds):
         made.progress.stage(f"unharmed run {number + 1}")
         load = Load(
             made.fleet,
