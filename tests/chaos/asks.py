@@ -51,6 +51,11 @@ class Ask:
     holds: Check = lambda _: True
 
     @property
+    def flows(self) -> bool:
+        """It is streamed as it is generated; Responses tell a schema's answer in one piece."""
+        return self.stream and not ("text" in self.body and self.dialect == "responses")
+
+    @property
     def path(self) -> str:
         return path_of(self.dialect)
 

@@ -121,7 +121,7 @@ class Load:
         return all(
             heard.began > since or (heard.arrivals and heard.arrivals[-1] > since)
             for heard in self._waiting
-            if heard.ask.stream
+            if heard.ask.flows
         )
 
     def leave(self) -> None:

@@ -99,7 +99,7 @@ class Trial:
         if judged.outcome == "cut" and self._pod_was_killed(heard):
             judged = Judged(ask=judged.ask, outcome="orphaned", detail=judged.detail)
         self.tally.add(judged)
-        if heard.ask.stream and judged.outcome in ("same", "valid"):
+        if heard.ask.flows and judged.outcome in ("same", "valid"):
             self.silences_s.append((heard.request_id, heard.silence_s))
 
     def _pod_was_killed(self, heard: Heard) -> bool:

@@ -74,7 +74,7 @@ class Baseline:
             check(ask, transcript)
         except Exception as error:
             raise UnharmedAnswerWrong(f"{ask.name}: {error!r}: {heard.body[-400:]!r}") from error
-        if ask.stream:
+        if ask.flows:
             self.silences_s.append(heard.silence_s)
         known = self.transcripts.setdefault(ask.name, transcript)
         if ask.exact and known != transcript:
