@@ -63,12 +63,14 @@ _SPOKEN = frozenset((TextDelta, ReasoningDelta, ArgumentsDelta))
 
 _SIGNALS = frozenset((Accepted, Started, Finished, Completed, Failed, Interrupted))
 
-_AT_WORK: Final = frozenset(("redelivered", "silent", "stalled", "gap", "disconnected"))
+_AT_WORK: Final = frozenset(
+    ("redelivered", "silent", "stalled", "gap", "disconnected", "unclaimed")
+)
 """Losses after which a worker may still be running the attempt."""
 
 Phase: TypeAlias = Literal["preparing", "queued", "prefill", "decode", "ended"]
 
-_Silence: TypeAlias = Literal["silent", "stalled", "redelivered"]
+_Silence: TypeAlias = Literal["silent", "stalled", "redelivered", "unclaimed"]
 _Limit: TypeAlias = Literal["total", "queue_wait", "retrying", "first_token"] | _Silence
 
 
@@ -124,6 +126,9 @@ class Generation:
         self._error: ServingError | None = None
         self._loss: Loss | None = None  # the attempt is lost, the next one is not yet sent
         self._waiting = False  # for messages; else the reader is busy with what it has
+        self._sent_at = (
+            self._began_at
+        )  # the latest attempt; or when it was last found to be all right
         self._suspected_at: float | None = None
         self._given_up_for: _Silence | None = None
         self._refusal: ServiceError | None = None  # why the next attempt is not on its way
@@ -155,6 +160,7 @@ class Generation:
             self.job = await self._prepare(self.job)
             self._queued_at = self._loop.time()
             self._enter("queued")
+        self._sent_at = self._loop.time()
         self._reply = await self._dispatcher.dispatch(self._next_job(None))
 
     async def receive(self) -> Sequence[Delta]:
@@ -349,6 +355,7 @@ class Generation:
             self.attempt += 1
             self._sequence.begin_attempt(self.attempt)
             self._suspected_at = self._given_up_for = None
+            self._sent_at = self._loop.time()
             try:
                 await self._reply.redispatch(self._next_job(continuation))
             except (ModelUnavailable, ModelOverloaded) as refusal:
@@ -396,10 +403,28 @@ class Generation:
                 raise WorkerFailed("The worker that was answering this request was lost.")
             case "first_token":
                 raise GenerationTimeout("The model did not begin to answer in time.")
-            case "silent" | "stalled" | "redelivered":
+            case "unclaimed" if self._suspected_at is None:
+                self._wonder()
+            case "silent" | "stalled" | "redelivered" | "unclaimed":
                 assert self._reply is not None
                 self._given_up_for = limit
                 self._reply.interrupt(limit)
+
+    def _wonder(self) -> None:
+        """Ask who has the attempt, if workers have room and still none has accepted it.
+
+        One that hangs has its messages for as long as the broker believes in its connection.
+        """
+        assert self._reply is not None
+        self._sent_at = self._loop.time()
+        if any(
+            worker.card.id == self.job.model
+            and not worker.draining
+            and worker.running < worker.slots
+            for worker in self._dispatcher.workers()
+        ):
+            self._suspected_at = self._sent_at
+            self._reply.probe()
 
     def _next_limit(self) -> tuple[float, _Limit]:
         """The nearest limit of the present phase.
@@ -414,6 +439,8 @@ class Generation:
             case "queued":
                 found.append((self._queued_at + limits.queue_wait_s, "queue_wait"))
                 found.append((self.retries.ends_at, "retrying"))
+                sent_at = self._sent_at if waiting else now
+                found.append((sent_at + limits.silence_s, "unclaimed"))
             case "prefill":
                 tokens = self._input_tokens + self._tokens_before
                 extra_s = tokens / _PROMPT_TOKENS_PER_SECOND
@@ -424,7 +451,8 @@ class Generation:
                 found.append((heard_at + limits.silence_s, "silent"))
         if self._suspected_at is not None:
             suspected_at = self._suspected_at if waiting else now
-            found.append((suspected_at + limits.last_words_s, "redelivered"))
+            suspicion: _Limit = "unclaimed" if self.phase == "queued" else "redelivered"
+            found.append((suspected_at + limits.last_words_s, suspicion))
         return min(found)
 
     async def close(self) -> None:

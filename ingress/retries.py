@@ -25,6 +25,7 @@ Loss: TypeAlias = Literal[
     "unreadable",
     "suspended",
     "disconnected",
+    "unclaimed",
 ]
 """Why an attempt will not go on.
 
@@ -32,6 +33,7 @@ Loss: TypeAlias = Literal[
 so.
 `silent`: it said nothing at all. `stalled`: it is there but generates nothing. `gap`: a part of
 what it said is missing. `suspended`: too much was unread. `disconnected`: the broker is gone.
+`unclaimed`: no worker accepts it although some have room, so one that hangs may have it.
 """
 
 MAX_STRIKES: Final = 2

@@ -41,6 +41,7 @@ from schemas.errors import (
 )
 from schemas.job import ChatPrompt, ChoicePrefix, Job
 from schemas.message import Message, TextPart
+from schemas.model_card import ModelCard, WorkerInfo
 from schemas.sampling import EngineOptions, OutputLimit, SamplingParams
 from schemas.transport.base import Delivery, Dispatcher
 from schemas.transport.memory import MemoryTransport
@@ -115,6 +116,11 @@ class Worker:
         held = await self.take(redelivered=True)
         held.repeat(OUT_OF_BAND, Interrupted("redelivered"))
         await held.delivery.ack()
+
+    async def announce(self, *, slots: int, running: int) -> None:
+        card = ModelCard(id=MODEL, context_length=100)
+        info = WorkerInfo(worker_id="w", card=card, engine="scripted", slots=slots, running=running)
+        await self._source.announce(info)
 
     async def die(self) -> None:
         await self._source.close()
@@ -466,6 +472,44 @@ async def test_an_attempt_that_is_given_up_is_cancelled_and_fenced_off(service: 
         held.say(*ENDING)
         assert await answer == [*STARTED, TextDelta(0, "a"), TextDelta(0, "b"), *ENDING]
     assert owner.generation.retries.losses == ["silent"]
+
+
+async def test_what_nobody_accepts_is_sent_again_while_there_is_room(service: Service) -> None:
+    """The first copy may lie with a worker that hangs."""
+    limits = TimeLimits(silence_s=0.1, last_words_s=0.05)
+    worker, other = service.hire(slots=1), await service.ask(job("job-0"))
+    await worker.announce(slots=4, running=1)
+    async with reading(other):
+        busy = await worker.take()
+        busy.say(Accepted("w", 3))
+        owner = await service.ask(limits=limits)
+        async with reading(owner) as answer:
+            await until(lambda: owner.generation.attempt == 2)
+            await worker.announce(slots=4, running=4)
+            busy.say(STARTED[1], *ENDING)
+            await busy.delivery.ack()
+            first = await worker.take()
+            assert (first.job.attempt, first.delivery.cancelled.is_set()) == (1, True)
+            await first.delivery.ack()
+            held = await worker.take()
+            assert (held.job.attempt, held.job.suspect) == (2, False)
+            held.say(*STARTED, *ENDING)
+            await answer
+    assert owner.generation.retries.losses == ["unclaimed"]
+
+
+async def test_what_a_worker_has_not_accepted_yet_stays_with_it(service: Service) -> None:
+    limits = TimeLimits(silence_s=0.1, last_words_s=0.05)
+    worker, owner = service.hire(), await service.ask(limits=limits)
+    await worker.announce(slots=4, running=1)
+    async with reading(owner) as answer:
+        held = await worker.take()  # and the probes find it
+        loop = asyncio.get_running_loop()
+        over = loop.time() + 4 * limits.silence_s
+        await until(lambda: loop.time() > over)
+        held.say(*STARTED, *ENDING)
+        await answer
+    assert owner.generation.attempt == 1
 
 
 async def test_signs_of_life_are_no_silence(service: Service) -> None:
