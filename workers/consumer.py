@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -23,6 +24,9 @@ log = structlog.get_logger()
 
 _LAST_WORDS_S = 5.0
 """How long Jobs may take to be settled once the engine is lost; the broker may be gone, too."""
+
+_STOP_TAKING_S = 0.3
+"""How long they wait for the broker to hear that no more are taken: their readers wait as well."""
 
 
 class EngineLost(Exception):
@@ -103,16 +107,19 @@ class Consumer:
         """
         log.error(telemetry.ENGINE_LOST, reason=reason, running=len(self._tasks))
         self._runner.engine_lost = True
-        held = self._tasks | self._counts
-        for task in held:
-            task.cancel()
         self._draining = True
+        held = self._tasks | self._counts
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
+                # First of all, or what is handed back now would come straight here again.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_TAKING_S):
+                        await self._source.drain()
+                for task in held:
+                    task.cancel()
                 if held:
                     await asyncio.wait(held)
                 await self._announce()
-                await self._source.drain()
         except TimeoutError:
             log.warning("worker.last_words_lost")
         raise EngineLost(reason)

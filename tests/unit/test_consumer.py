@@ -288,6 +288,26 @@ async def test_a_lost_engine_hands_everything_back() -> None:
     await worker.dispatcher.close()
 
 
+async def test_what_a_lost_engine_hands_back_does_not_come_back() -> None:
+    script = Script()
+    worker = Worker(script)
+    serving = asyncio.create_task(worker.consumer.run())
+    heard = await worker.ask(job())
+    await heard.until(lambda heard: len(heard.messages) == 2)
+    worker.engine.lose()
+    await heard.until_delta(Interrupted)
+    await heard.reply.redispatch(next_attempt(job(), heard.messages))
+    with pytest.raises(EngineLost):
+        await asyncio.wait_for(serving, 10)
+    other = worker.transport.job_source(model="m", slots=8)
+    delivery = await anext(other.deliveries())
+    assert not delivery.redelivered
+    await delivery.ack()
+    for source in (worker.source, other):
+        await source.close()
+    await worker.dispatcher.close()
+
+
 async def test_a_failure_that_the_loss_caused_is_no_failure_of_the_job() -> None:
     class Dying(ScriptedEngine):
         async def generate(self, request: EngineRequest) -> Any:
