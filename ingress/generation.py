@@ -451,8 +451,11 @@ class Generation:
                 found.append((heard_at + limits.silence_s, "silent"))
         if self._suspected_at is not None:
             suspected_at = self._suspected_at if waiting else now
-            suspicion: _Limit = "unclaimed" if self.phase == "queued" else "redelivered"
-            found.append((suspected_at + limits.last_words_s, suspicion))
+            if self.phase == "queued":  # nobody who reads waits for the next word: no hurry
+                patience_s = max(limits.last_words_s, limits.silence_s / 5)
+                found.append((suspected_at + patience_s, "unclaimed"))
+            else:
+                found.append((suspected_at + limits.last_words_s, "redelivered"))
         return min(found)
 
     async def close(self) -> None:
