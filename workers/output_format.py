@@ -19,10 +19,12 @@ from workers.parsing.tools import ToolFormat
 class OutputFormat:
     """The output format of one model.
 
-    Args:
+    Attributes:
         reasoning: How it marks its reasoning, by name; None if it does not reason.
-        hidden_reasoning: It may think although it was told not to.
         tools: How it writes tool calls; None if it does not, or not as text.
+
+    Args:
+        hidden_reasoning: It may think although it was told not to.
         template_stops: Stop strings that belong to its chat template.
     """
 
@@ -34,9 +36,9 @@ class OutputFormat:
         tools: ToolFormat | None = None,
         template_stops: tuple[str, ...] = (),
     ) -> None:
-        self._reasoning = reasoning
+        self.reasoning = reasoning
         self._hidden_reasoning = hidden_reasoning
-        self._tools = tools
+        self.tools = tools
         self._template_stops = template_stops
 
     def parser(self, request: EngineRequest) -> ChoiceParser:
@@ -45,7 +47,7 @@ class OutputFormat:
         chat = job.prompt if isinstance(job.prompt, ChatPrompt) else None
         return build_parser(
             request.choice,
-            reasoning_format=self._reasoning if chat and not chat.continue_last else None,
+            reasoning_format=self.reasoning if chat and not chat.continue_last else None,
             starts_inside=request.reasoning_open,
             visible=chat is None or chat.reasoning.visible,
             stop=job.sampling.stop,
@@ -54,19 +56,19 @@ class OutputFormat:
             hidden_when_off=self._hidden_reasoning
             and chat is not None
             and not chat.reasoning.enabled,
-            tool_format=self._tools if calls_allowed(job) else None,
+            tool_format=self.tools if calls_allowed(job) else None,
             tools=chat.tools if chat else (),
             single_call=chat is not None and not chat.tool_choice.parallel,
         )
 
     def constraint(self, job: Job, *, reasoning_open: bool) -> Constraint | None:
         """What restricts the whole output, reasoning included."""
-        markers = REASONING_FORMATS.get(self._reasoning or "")
-        if self._reasoning == HARMONY_NAME and not calls_allowed(job):
+        markers = REASONING_FORMATS.get(self.reasoning or "")
+        if self.reasoning == HARMONY_NAME and not calls_allowed(job):
             markers = BEFORE_FINAL  # calls bring their own room for reasoning
         return effective_constraint(
             job,
-            tool_format=self._tools,
+            tool_format=self.tools,
             reasoning_format=markers,
             reasoning_open=reasoning_open,
         )
@@ -79,7 +81,7 @@ class OutputFormat:
         them in any case and cuts them off.
         """
         chat = job.prompt if isinstance(job.prompt, ChatPrompt) else None
-        if chat is not None and (chat.tools or self._reasoning):
+        if chat is not None and (chat.tools or self.reasoning):
             return ()
         if job.sampling.limit.min_tokens:
             return ()

@@ -103,7 +103,7 @@ def _shut_down(stack: Stack) -> None:
 
 def _fill(stack: Stack) -> None:
     for _ in range(stack.services.settings.max_concurrent):
-        stack.services.admission.acquire()
+        stack.services.admission.admit(MODEL, tokens=1, free_slots=1)
 
 
 def _break(stack: Stack) -> None:
@@ -270,7 +270,7 @@ CASES = [
 SHOWN_ELSEWHERE = {
     errors.InvalidGrammar: "tests/contract/test_engine_sglang.py",
     errors.RequestBodyTimeout: "tests/integration/test_bad_input.py",
-    errors.WorkerFailed: "tests/integration/test_limits.py",
+    errors.WorkerFailed: "tests/sdk/test_failures.py",
     errors.ClientClosedRequest: "tests/integration/test_logs.py",
 }
 """Codes that need more than one request to a scripted engine, and where they are told."""

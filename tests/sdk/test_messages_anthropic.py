@@ -416,7 +416,7 @@ async def test_a_failure_in_the_stream_is_no_success(client: anthropic.AsyncAnth
 
 @pytest.mark.rule("messages.keep-alive", "messages.no-ping")
 async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
-    limits = TimeLimits(commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.4)
+    limits = TimeLimits(commit_after_accept_s=0, keep_alive_s=0.05, stall_s=0.2, first_token_s=0.2)
     body = {"model": MODEL, "max_tokens": 20, "stream": True}
     body["messages"] = [user("[[say:a b]][[hang:1]]")]
     async with memory_stack(limits=limits) as stack, httpx.AsyncClient(timeout=10) as http:

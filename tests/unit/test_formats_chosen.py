@@ -16,8 +16,8 @@ from workers.compose import build_consumer
 from workers.engines.scripted import CAPABILITIES, ScriptedEngine
 from workers.engines.sglang_tool_parser import SglangToolFormat
 from workers.metrics import WorkerMetrics
+from workers.output_format import OutputFormat
 from workers.parsing.tools import TOOL_FORMATS
-from workers.run import Runner
 from workers.settings import WorkerSettings
 
 
@@ -44,7 +44,7 @@ class TemplatedEngine(ScriptedEngine):
         return self._templated
 
 
-async def runner(engine: ScriptedEngine, **settings: Any) -> Runner:
+async def output_format(engine: ScriptedEngine, **settings: Any) -> OutputFormat:
     source = MemoryTransport().job_source(model="m", slots=1)
     consumer = build_consumer(
         WorkerSettings(model="m", served_id="m", **settings),
@@ -54,20 +54,20 @@ async def runner(engine: ScriptedEngine, **settings: Any) -> Runner:
         metrics=WorkerMetrics(),
     )
     await source.close()
-    return consumer._runner
+    return consumer._runner.output_format
 
 
 async def test_the_template_says_how_calls_are_written() -> None:
-    found = await runner(TemplatedEngine("... <tool_call>\n<function=f>"))
-    assert found.tool_format is TOOL_FORMATS["qwen3_coder"]
-    assert (await runner(TemplatedEngine("{{ messages }}"))).tool_format is None
+    found = await output_format(TemplatedEngine("... <tool_call>\n<function=f>"))
+    assert found.tools is TOOL_FORMATS["qwen3_coder"]
+    assert (await output_format(TemplatedEngine("{{ messages }}"))).tools is None
 
 
 async def test_the_operator_knows_better() -> None:
     engine = TemplatedEngine("<tool_call>")
-    assert (await runner(engine, tool_format="llama3")).tool_format is TOOL_FORMATS["llama3"]
-    assert isinstance((await runner(engine, tool_format="step3")).tool_format, SglangToolFormat)
-    assert (await runner(engine, reasoning_format="mistral")).reasoning_format == "mistral"
+    assert (await output_format(engine, tool_format="llama3")).tools is TOOL_FORMATS["llama3"]
+    assert isinstance((await output_format(engine, tool_format="step3")).tools, SglangToolFormat)
+    assert (await output_format(engine, reasoning_format="mistral")).reasoning == "mistral"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_the_operator_knows_better() -> None:
     ],
 )
 async def test_the_template_says_how_reasoning_is_marked(template: str, format: str) -> None:
-    assert (await runner(TemplatedEngine(template))).reasoning_format == format
+    assert (await output_format(TemplatedEngine(template))).reasoning == format
 
 
 async def test_a_model_that_does_not_reason_has_no_reasoning() -> None:
@@ -88,7 +88,7 @@ async def test_a_model_that_does_not_reason_has_no_reasoning() -> None:
     assert engine.card == ModelCard(
         id="scripted", context_length=1_048_576, vocab_size=65_536, capabilities=Capabilities()
     )
-    assert (await runner(engine)).reasoning_format is None
+    assert (await output_format(engine)).reasoning is None
 
 
 @pytest.mark.parametrize("option", ["--tool-call-parser", "--reasoning-parser"])

@@ -67,8 +67,8 @@ def attempt(job: Job, number: int, ids: int = 3) -> Job:
     return msgspec.structs.replace(job, attempt=number, continuation=continuation, suspect=True)
 
 
-async def read(body: bytes, shelf: Shelf | None) -> Job:
-    return await JobReader(shelf, patience_s=0.3).read(body)
+async def read(body: bytes, shelf: Shelf | None, *, patience_s: float = 0.3) -> Job:
+    return await JobReader(shelf, patience_s=patience_s).read(body)
 
 
 async def answer_without(body: bytes, shelf: Shelf | None) -> Failed | Interrupted:
@@ -182,7 +182,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_a_moment() -> None:
     shelf, job = Shelf(), large()
     body = await written(shelf, job)
     shelf.away = True
-    reading = asyncio.create_task(read(body, shelf))
+    reading = asyncio.create_task(read(body, shelf, patience_s=30))
     await until(lambda: shelf.gets == 2)
     shelf.away = False
     assert await reading == job
