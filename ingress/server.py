@@ -22,8 +22,8 @@ from types import FrameType
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from ingress.connection import HttpConnection
 from ingress.generate import Services
 from schemas import telemetry
 
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop="none",
-                http=HttpToolsProtocol,
+                http=HttpConnection,
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -111,7 +111,7 @@ class Server(uvicorn.Server):
         self.config.encoded_headers.append(close)  # of responses from now on
         self.server_state.default_headers = [*self.server_state.default_headers, close]
         for connection in tuple(self.server_state.connections):
-            if isinstance(connection, HttpToolsProtocol) and connection.cycle is not None:
+            if isinstance(connection, HttpConnection) and connection.cycle is not None:
                 connection.cycle.keep_alive = False
 
     async def on_tick(self, counter: int) -> bool:

@@ -1,0 +1,125 @@
+"""One connection of a client, as the server below the app keeps it.
+
+uvicorn's own, but for what matters where an answer takes minutes:
+
+- It goes on reading while an answer is under way, so it notices that its client has left, also when
+  that one had sent its next request before. Requests that come ahead are answered in their turn as
+  long as they are small and few; else the connection ends with the answer under way, and the
+  client, hearing no answer to the others, sends them again.
+- What is no HTTP ends the connection; nothing is written into the midst of an answer.
+- A client that speaks HTTP/1.0 is not sent chunks: the end of the connection is the end of the
+  answer.
+
+Knows nothing of what is asked or answered.
+
+Source: RFC 9112, sections 6.1 (Transfer-Encoding), 9.3.2 (pipelining), 9.6 (tear-down).
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+_AHEAD = 16
+"""Requests that may wait for the answer to an earlier one."""
+
+_AHEAD_BYTES = 1 << 16
+"""The bodies of all of them together."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """See the module."""
+
+    _answering: RequestResponseCycle | None = None
+    _deaf = False  # what more comes is thrown away
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come, but not without end while an answer is under way."""
+        if self._deaf:
+            return
+        super().data_received(data)
+        if not self.pipeline:
+            return
+        if len(self.pipeline) > _AHEAD or self._bytes_ahead() > _AHEAD_BYTES:
+            assert self._answering is not None
+            self._deaf = True
+            self.pipeline.clear()
+            self.cycle = self._answering
+            self.cycle.keep_alive = False
+        self.flow.resume_reading()
+
+    def _bytes_ahead(self) -> int:
+        return sum(len(cycle.body) for cycle, _ in self.pipeline)
+
+    def send_400_response(self, msg: str) -> None:
+        """Something came that is no HTTP."""
+        if self._answering is None or self._answering.response_complete:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left: the answer under way may be another one than the latest."""
+        if (cycle := self._answering) is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._answering = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _Unchunked(app, cycle)
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+
+class _Unchunked:
+    """An app whose answers of unknown length are sent as they are, to the end of the connection."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._plain = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                self._plain = scope["method"] != "HEAD" and b"content-length" not in names
+            if self._plain:
+                await self._send(message)
+            else:
+                await send(message)
+
+        await self._app(scope, receive, send_plain)
+
+    async def _send(self, message: Message) -> None:
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            cycle.response_started = True
+            cycle.keep_alive = False
+            cycle.transport.write(_head(message, cycle.default_headers))
+            return
+        cycle.transport.write(message.get("body", b""))
+        if not message.get("more_body", False):
+            cycle.response_complete = True
+            cycle.message_event.set()
+            cycle.transport.close()
+            cycle.on_response()
+
+
+def _head(message: Message, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    status = HTTPStatus(message["status"])
+    headers = [*default_headers, *message["headers"]]
+    headers = [(name, value) for name, value in headers if name.lower() != b"connection"]
+    lines = [
+        b"HTTP/1.1 %d %b" % (status, status.phrase.encode()),
+        *(b"%b: %b" % header for header in headers),
+        b"connection: close",
+    ]
+    return b"".join(b"%b\r\n" % line for line in (*lines, b""))
