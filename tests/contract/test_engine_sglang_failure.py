@@ -25,7 +25,7 @@ from workers.engines.sglang_health import Failure, Health
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
-GREEDY = {"temperature": 0.0}
+GREEDY: dict[str, Any] = {"temperature": 0.0}
 HANG_S = 1.0
 
 
@@ -48,9 +48,9 @@ class Victim:
 
 
 @asynccontextmanager
-async def victim(model: Path, *args: str) -> AsyncIterator[Victim]:
+async def victim(model: Path) -> AsyncIterator[Victim]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fixtures.victim", str(model), *args),
+        *(sys.executable, "-m", "tests.fixtures.victim", str(model)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
@@ -64,27 +64,23 @@ async def victim(model: Path, *args: str) -> AsyncIterator[Victim]:
         await process.wait()
 
 
-async def test_a_dead_process_is_told_of_at_once(tiny_model: Path) -> None:
-    """The detokenizer of one engine, whose worker then ends; the scheduler of a deaf one's."""
+async def test_a_dead_process_is_told_of_at_once_and_ends_the_worker(tiny_model: Path) -> None:
+    """Here of a worker that cannot end by itself; nothing that it has started is left either.
 
-    async def kill(which: int, *args: str) -> None:
-        async with victim(tiny_model, *args) as engine:
-            pids = (await engine.event("running"))["pids"]
-            killed_at = time.monotonic()
-            os.kill(pids[which], signal.SIGKILL)
-            told = await engine.event("failed")
-            assert told["at"] - killed_at < 1.0
-            assert told["reason"] == "a process of it has ended"
-            if args == ("deaf",):
-                assert await engine.ends() == -signal.SIGKILL
-            else:
-                await engine.event("stopped")
-                assert await engine.ends() == 0
-            assert not any(map(psutil.pid_exists, pids))
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(kill(-1))
-        group.create_task(kill(0, "deaf"))
+    Workers that can, and lose any of the engine's processes, are in the tests of a fleet.
+    """
+    async with victim(tiny_model) as engine:
+        pids = (await engine.event("running"))["pids"]
+        family = psutil.Process(engine.process.pid).children(recursive=True)
+        assert {process.pid for process in family} >= set(pids)
+        killed_at = time.monotonic()
+        os.kill(pids[0], signal.SIGKILL)
+        told = await engine.event("failed")
+        assert told["at"] - killed_at < 1.0
+        assert told["reason"] == "a process of it has ended"
+        assert await engine.ends() == -signal.SIGKILL
+    _, left = await asyncio.to_thread(psutil.wait_procs, family, timeout=5)
+    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_the_end_comes_by_force_only_if_nothing_else_ended_it() -> None:

@@ -5,8 +5,8 @@ manager runs on the worker's event loop. This module keeps it from taking over w
 host: the event loop policy, the log handlers, SIGTERM, and other child processes.
 
 The engine is constructed in a thread of its own, so that the loop goes on turning while the model
-loads. That thread must live as long as the engine: the child processes ask the kernel to be killed
-when the thread that started them ends.
+loads. That thread must live as long as the engine: the child processes, or the one that they are
+forked from, ask the kernel to be killed when the thread that started them ends.
 
 Source: `sglang.srt.entrypoints.engine` and `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 """
@@ -21,8 +21,9 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,9 +105,16 @@ async def shut_down(launched: Launched) -> None:
 
 def _construct(model: str, slots: int, given: dict[str, Any], failure: Failure) -> Any:
     """Import SGLang and build the engine; blocks until the model is loaded."""
+    import torch
+
     _prepare_environment(given.get("log_level", "error"))
+    forks = not torch.cuda.is_available()
+    if forks:
+        multiprocessing.set_forkserver_preload(["workers.engines.sglang_preload"])
+        forkserver.ensure_running()
     policy = asyncio.get_event_loop_policy()
     from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
     asyncio.set_event_loop_policy(policy)  # importing SGLang replaces it
@@ -145,11 +153,40 @@ def _construct(model: str, slots: int, given: dict[str, Any], failure: Failure) 
 
     class HostedEngine(Engine):  # type: ignore[misc]
         init_tokenizer_manager_func = staticmethod(hosted)
-        run_scheduler_process_func = staticmethod(run_scheduler_process)
+        run_scheduler_process_func = staticmethod(_Here(run_scheduler_process))
+        run_detokenizer_process_func = staticmethod(_Here(run_detokenizer_process))
+
+        @classmethod
+        def _launch_scheduler_processes(cls, *args: Any, **kwargs: Any) -> Any:
+            if forks:  # SGLang has just chosen another way
+                multiprocessing.set_start_method("forkserver", force=True)
+            return super()._launch_scheduler_processes(*args, **kwargs)
 
     engine = HostedEngine(model_path=model, **{**_defaults(model, slots, given), **given})
     engine.loop.close()  # made for this thread; requests run on the worker's loop
     return engine
+
+
+class _Here:
+    """A function for a child process, and the environment as it is when that is started.
+
+    A forked one has the environment of before SGLang was imported, without what SGLang has set.
+    """
+
+    def __init__(self, run: Callable[..., object]) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._run(*args, **kwargs)
+
+    def __getstate__(self) -> tuple[Callable[..., object], dict[str, str]]:
+        return self._run, dict(os.environ)  # noqa: TID251 - a child needs the whole of it
+
+    def __setstate__(self, state: tuple[Callable[..., object], dict[str, str]]) -> None:
+        self._run, environment = state
+        known = os.environ  # noqa: TID251
+        # Only what is new: a process that replaced all could not change its title any more.
+        known.update({name: v for name, v in environment.items() if known.get(name) != v})
 
 
 def _end_everything() -> None:
