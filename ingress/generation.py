@@ -64,7 +64,7 @@ _SPOKEN = frozenset((TextDelta, ReasoningDelta, ArgumentsDelta))
 _SIGNALS = frozenset((Accepted, Started, Finished, Completed, Failed, Interrupted))
 
 _AT_WORK: Final = frozenset(
-    ("redelivered", "silent", "stalled", "gap", "disconnected", "unclaimed")
+    ("redelivered", "silent", "stalled", "gap", "disconnected", "unclaimed", "blocked")
 )
 """Losses after which a worker may still be running the attempt."""
 
@@ -130,7 +130,7 @@ class Generation:
             self._began_at
         )  # the latest attempt; or when it was last found to be all right
         self._suspected_at: float | None = None
-        self._given_up_for: _Silence | None = None
+        self._given_up_for: _Silence | Literal["blocked"] | None = None
         self._refusal: ServiceError | None = None  # why the next attempt is not on its way
         self._input_tokens = 0
         self._cached_tokens = 0
@@ -407,8 +407,10 @@ class Generation:
                 self._wonder()
             case "silent" | "stalled" | "redelivered" | "unclaimed":
                 assert self._reply is not None
-                self._given_up_for = limit
-                self._reply.interrupt(limit)
+                # Where nobody can be heard, silence is nobody's fault.
+                loss = "blocked" if self._dispatcher.blocked() else limit
+                self._given_up_for = loss
+                self._reply.interrupt(loss)
 
     def _wonder(self) -> None:
         """Ask who has the attempt, if workers have room and still none has accepted it.

@@ -26,6 +26,7 @@ Loss: TypeAlias = Literal[
     "suspended",
     "disconnected",
     "unclaimed",
+    "blocked",
 ]
 """Why an attempt will not go on.
 
@@ -33,7 +34,8 @@ Loss: TypeAlias = Literal[
 so.
 `silent`: it said nothing at all. `stalled`: it is there but generates nothing. `gap`: a part of
 what it said is missing. `suspended`: too much was unread. `disconnected`: the broker is gone.
-`unclaimed`: no worker accepts it although some have room, so one that hangs may have it.
+`unclaimed`: no worker accepts it although some have room, so one that hangs may have it. `blocked`:
+nothing was heard of it, but then the broker lets nobody speak.
 """
 
 MAX_STRIKES: Final = 2

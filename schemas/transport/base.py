@@ -68,7 +68,7 @@ class Reply(Protocol):
         ...
 
     async def redispatch(self, job: Job) -> None:
-        """Send a further attempt of the same Job; its messages arrive here too.
+        """Send a further attempt of the same Job; from now on only its messages arrive here.
 
         Further attempts are numbered upwards, also those that were not accepted: an earlier one may
         yet turn up at a worker.
@@ -106,6 +106,10 @@ class Dispatcher(Protocol):
 
     def connected(self) -> bool:
         """Whether Jobs can be handed over now: connection open and reply consumers in place."""
+        ...
+
+    def blocked(self) -> bool:
+        """Whether the transport is connected but carries nothing, so that silence tells nothing."""
         ...
 
     async def close(self) -> None: ...

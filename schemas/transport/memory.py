@@ -68,12 +68,14 @@ class MemoryTransport:
 
     Attributes:
         dead_letters: Jobs set aside, with the reason.
+        blocked: Nothing is carried now, as by a broker in alarm; what is sent meanwhile is lost.
     """
 
     def __init__(self) -> None:
         self.models: dict[str, _Model] = {}
         self.workers: dict[MemoryJobSource, WorkerInfo] = {}
         self.dead_letters: list[tuple[Job, str]] = []
+        self.blocked = False
 
     def dispatcher(self, *, reply_buffer_bytes: int = 1 << 20) -> MemoryDispatcher:
         """A new ingress end.
@@ -106,6 +108,7 @@ class MemoryReply:
         self._dispatcher = dispatcher
         self._buffer = buffer
         self._attempts: list[_Dispatched] = []
+        self._attempt = 0
         self.closed = False
 
     async def receive(self) -> Sequence[ReplyMessage]:
@@ -120,6 +123,7 @@ class MemoryReply:
             holder.send(ReplyMessage(holder.job.job_id, holder.job.attempt, ALIVE, ()))
 
     async def redispatch(self, job: Job) -> None:
+        self._attempt = job.attempt
         self._buffer.renew()
         try:
             self.send(job)
@@ -141,7 +145,9 @@ class MemoryReply:
         self._attempts.append(dispatched)
 
     def put(self, message: ReplyMessage) -> None:
-        if not self.closed and not self._buffer.put(message, _size(message)):
+        if self.closed or message.attempt < self._attempt or self._dispatcher.blocked():
+            return
+        if not self._buffer.put(message, _size(message)):
             log.warning("reply.overrun", job_id=message.job_id)
             for attempt in self._attempts:
                 attempt.cancel()
@@ -177,6 +183,8 @@ class MemoryDispatcher:
         serving = self._transport.models.get(job.model)
         if serving is None or self._closed:
             raise ModelUnavailable("No worker serves this model at the moment.")
+        if self.blocked():
+            raise ModelOverloaded("The service is overloaded.", diagnostic="transport blocked")
         queue = serving.queues[job.job_class]
         if len(queue) >= serving.max_queued_jobs:
             raise ModelOverloaded("The model is overloaded.", diagnostic="job queue full")
@@ -188,6 +196,9 @@ class MemoryDispatcher:
 
     def connected(self) -> bool:
         return not self._closed
+
+    def blocked(self) -> bool:
+        return self._transport.blocked
 
     async def close(self) -> None:
         self._closed = True

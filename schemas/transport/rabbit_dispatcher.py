@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Sequence
+from typing import Final
 
+import msgspec
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
 
@@ -58,6 +61,12 @@ from schemas.transport.rabbit_reply_pool import ReplyPool, ReplyQueue
 from schemas.transport.reply_buffer import ReplyBuffer
 
 log = structlog.get_logger(__name__)
+
+_PULSE_S: Final = 1.0
+"""How often something is published: the broker tells of an alarm only those who try."""
+
+_CLOCKS_DIFFER_S: Final = 5.0
+"""Above this the clock of a worker is worth a warning."""
 
 
 class DispatcherSettings(ConnectionSettings, frozen=True, kw_only=True):
@@ -188,6 +197,10 @@ class RabbitDispatcher:
     def connected(self) -> bool:
         return self._connection.session is not None
 
+    def blocked(self) -> bool:
+        session = self._connection.session
+        return session is not None and session.tap.blocked
+
     async def dispatch(self, job: Job) -> RabbitReply:
         reply = RabbitReply(self, job, ReplyBuffer(self._settings.reply_buffer_bytes))
         self._replies[job.job_id] = reply
@@ -309,6 +322,7 @@ class RabbitDispatcher:
             topology.CONTROL_EXCHANGE, topology.CONTROL_ALL, encode_control(AnnounceRequest())
         )
         self._post_cancels(session)
+        session.start(_pulse(session))
 
     def _on_lost(self, session: Session) -> None:
         for reply in self._replies.values():
@@ -329,8 +343,8 @@ class RabbitDispatcher:
         size = len(body) // len(messages) if messages else 0
         for message in messages:
             reply = self._replies.get(message.job_id)
-            if reply is None:
-                self.orphan_messages += 1
+            if reply is None or message.attempt < reply.job.attempt:
+                self.orphan_messages += 1  # of one who has left, or of an attempt that was left
             else:
                 reply.put(message, size)
 
@@ -355,8 +369,20 @@ class RabbitDispatcher:
             return
         if worker.draining and not worker.running:
             self._workers.pop(worker.worker_id, None)
-        else:
-            self._workers[worker.worker_id] = (worker, asyncio.get_running_loop().time())
+            return
+        ahead_s = worker.sent_at - time.time()
+        if worker.worker_id not in self._workers and abs(ahead_s) > _CLOCKS_DIFFER_S:
+            log.warning("worker.clock_differs", worker=worker.worker_id, ahead_s=round(ahead_s, 1))
+        worker = msgspec.structs.replace(worker, clock_ahead_s=ahead_s)
+        self._workers[worker.worker_id] = (worker, asyncio.get_running_loop().time())
+
+
+async def _pulse(session: Session) -> None:
+    """Publish something to nobody now and then, so that an alarm is noticed while we are idle."""
+    while True:
+        await asyncio.sleep(_PULSE_S)
+        if not session.tap.blocked:
+            session.post(topology.CONTROL_EXCHANGE, topology.CONTROL_NOBODY, b"")
 
 
 def _post_control(session: Session, job: Job, control: Control) -> None:

@@ -188,8 +188,8 @@ class RabbitJobSource:
 
     async def deliveries(self) -> AsyncIterator[RabbitDelivery]:
         while True:
-            while self._incoming:
-                yield self._incoming.popleft()
+            while (delivery := self._next()) is not None:
+                yield delivery
             if self._draining:
                 return
             if self._broken:
@@ -260,9 +260,28 @@ class RabbitJobSource:
         self._incoming.append(delivery)
         self._arrived.set()
 
+    def _next(self) -> RabbitDelivery | None:
+        """What to hand out now.
+
+        What came over a channel that was lost may still be running here, while the new one brings
+        as much again: that waits for their slots. A Job that came again is not run, only reported.
+        """
+        for delivery in self._incoming:
+            if delivery.redelivered or self._has_room(delivery.job.job_class):
+                self._incoming.remove(delivery)
+                return delivery
+        return None
+
+    def _has_room(self, job_class: JobClass) -> bool:
+        slots = self._prefetch.get(job_class, self._slots)
+        held = sum(delivery.job.job_class == job_class for delivery in self._held)
+        waiting = sum(delivery.job.job_class == job_class for delivery in self._incoming)
+        return held - waiting < slots
+
     def _release(self, delivery: RabbitDelivery) -> None:
         self._held.discard(delivery)
         self._count_slots()
+        self._arrived.set()
 
     def _count_slots(self) -> None:
         generating = sum(delivery.job.job_class != "count" for delivery in self._held)

@@ -109,3 +109,6 @@ def control_key(model: str) -> str:
 
 CONTROL_ALL: Final = "all"
 """Routing key for every worker."""
+
+CONTROL_NOBODY: Final = "nobody"
+"""Routing key of what is published only to see whether the broker takes it."""

@@ -507,6 +507,29 @@ class TransportSuite:
             the_end(again, 3)
         ]
 
+    async def test_an_attempt_that_was_left_is_heard_no_more(
+        self, harness: Harness, model: str
+    ) -> None:
+        """Not even by how much it says: that must not count against the next one."""
+        dispatcher = await harness.dispatcher(reply_buffer_bytes=20_000)
+        source = await harness.source(model)
+        job = a_job(model)
+        reply = await dispatcher.dispatch(job)
+        first = await take_one(source)
+        reply.interrupt("doubted")
+        with pytest.raises(ReplyLost):
+            await reply.receive()
+        again = a_job(model, attempt=2, job_id=job.job_id)
+        await reply.redispatch(again)
+        second = await take_one(source)
+        for seq in range(40):
+            first.send(a_message(job, seq, TextDelta(0, "x" * 1000)))
+        await answer(second, 3)
+        assert await read_to_end(reply) == [a_message(again, n) for n in range(3)] + [
+            the_end(again, 3)
+        ]
+        assert not second.cancelled.is_set()
+
     async def test_a_probe_is_answered_without_the_runner(
         self, harness: Harness, model: str
     ) -> None:

@@ -474,6 +474,28 @@ async def test_an_attempt_that_is_given_up_is_cancelled_and_fenced_off(service: 
     assert owner.generation.retries.losses == ["silent"]
 
 
+@pytest.mark.parametrize("started", [True, False])
+async def test_silence_of_a_blocked_transport_is_nobodys_fault(
+    service: Service, started: bool
+) -> None:
+    limits = TimeLimits(silence_s=0.1)
+    worker, owner = service.hire(), await service.ask(limits=limits)
+    said = (*STARTED, TextDelta(0, "a")) if started else STARTED[:1]
+    async with reading(owner) as answer:
+        for alarm in range(1, 4):  # more often than a Job may be lost
+            held = await worker.take()
+            held.say(*said, ids=(alarm,) if started else ())
+            await until(lambda: owner.generation.phase == ("decode" if started else "prefill"))
+            service.memory.blocked = True
+            await until(lambda alarm=alarm: owner.generation.retries.losses == ["blocked"] * alarm)
+            service.memory.blocked = False
+        held = await worker.take()
+        assert not held.job.suspect
+        held.say(*STARTED, *ENDING)
+        await answer
+    assert owner.generation.retries.strikes == 0
+
+
 async def test_what_nobody_accepts_is_sent_again_while_there_is_room(service: Service) -> None:
     """The first copy may lie with a worker that hangs."""
     limits = TimeLimits(silence_s=0.1, last_words_s=0.05)

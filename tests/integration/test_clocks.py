@@ -38,8 +38,9 @@ async def test_a_worker_whose_clock_is_ahead_does_not_think_jobs_late(
             channel = await connection.channel()
             exchange = await channel.get_exchange(topology.WORKERS_EXCHANGE, ensure=False)
             await exchange.publish(aio_pika.Message(encode_worker(info)), "", mandatory=False)
-        await until(lambda: dispatcher.workers())
-        assert dispatcher.workers()[0].clock_ahead_s == pytest.approx(600, abs=10)
+        await until(lambda: any(w.card.id == model for w in dispatcher.workers()))
+        (worker,) = (w for w in dispatcher.workers() if w.card.id == model)
+        assert worker.clock_ahead_s == pytest.approx(600, abs=10)
         async with (
             serve_pod(dispatcher) as pod,
             httpx.AsyncClient(base_url=pod.url, timeout=30) as http,

@@ -257,6 +257,37 @@ async def test_an_acknowledgement_timeout_costs_no_generation(
             await answered(dispatcher, model)
 
 
+@pytest.mark.usefixtures("short_ack_timeout")
+async def test_an_acknowledgement_timeout_gives_no_slots_away(
+    own_broker: BrokerNode, model: str
+) -> None:
+    """The worker is still running what it held; the new channel alone would bring as much again."""
+    async with both_ends(model, own_broker.url, own_broker.url, slots=2) as (dispatcher, source):
+        for _ in range(2):
+            await dispatcher.dispatch(a_job(model))
+        running = [await take_one(source) for _ in range(2)]
+        for _ in range(2):
+            again = await take_one(source)
+            assert again.redelivered
+            await again.ack()
+        fresh = [a_job(model) for _ in range(2)]
+        for job in fresh:
+            await dispatcher.dispatch(job)
+        following = asyncio.ensure_future(anext(source.deliveries()))
+        await eventually(lambda: len(source._incoming) == 2, "both have come")
+        assert not following.done()
+        await running.pop().ack()
+        async with asyncio.timeout(5):
+            first = await following
+        assert first.job == fresh[0]
+        assert len(source._incoming) == 1
+        await running.pop().ack()
+        second = await take_one(source)
+        assert second.job == fresh[1]
+        for delivery in (first, second):
+            await delivery.ack()
+
+
 async def test_consumers_that_cannot_be_restored_are_told_and_in_the_end_fatal(
     own_broker: BrokerNode, model: str
 ) -> None:
