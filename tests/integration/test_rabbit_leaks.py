@@ -35,12 +35,12 @@ async def at_broker(node: BrokerNode) -> dict[str, Any]:
     def kind(name: str) -> str:
         return name.rpartition(".")[0] if "jobs" not in name else name
 
-    queues = await node.rows("queues", "name", "messages", "consumers")
+    queues = await node.rows("queues", "name", "messages")
     channels = await node.rows("channels", "messages_unacknowledged")
     return {
-        "queues": Counter(kind(name) for name, _, _ in queues),
-        "messages": {name: int(count) for name, count, _ in queues if int(count)},
-        "consumers": sum(int(count) for _, _, count in queues),
+        "queues": Counter(kind(name) for name, _ in queues),
+        "messages": {name: int(count) for name, count in queues if int(count)},
+        "consumers": len(await node.rows("consumers", "queue_name")),
         "channels": len(channels),
         "unacknowledged": sum(int(count) for (count,) in channels),
         "connections": len(await node.rows("connections", "pid")),
@@ -130,6 +130,7 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
         for source in sources:
             exits.push_async_callback(source.close)
             await exits.enter_async_context(serving(source, run))
+        await until(lambda: len(dispatcher._pool._queues) == 16)
         before, idle = await at_broker(own_broker), in_objects(dispatcher, sources)
         outcomes: Counter[str] = Counter()
 
