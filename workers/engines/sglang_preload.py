@@ -1,4 +1,6 @@
-"""What SGLang's processes have in common. A process that has imported this one is forked for each.
+"""Imports what SGLang's processes have in common, in the one that they are forked from.
+
+Only that process may import this module: it binds its importer to the life of its parent.
 
 The import takes most of the time in which a small model starts, and every process of SGLang needs
 it. It goes on beside the worker's own one, and the processes are there at once when wanted.
@@ -12,8 +14,12 @@ from __future__ import annotations
 
 from workers.supervisor import die_with_parent
 
-# Its children hold the pipe whose end would tell it, so it would outlive the worker.
-die_with_parent()
 
-import sglang.srt.managers.detokenizer_manager  # noqa: E402 - not before it is sure to end
-import sglang.srt.managers.scheduler  # noqa: E402, F401
+def _prepare() -> None:
+    # Its children hold the pipe whose end would tell it, so it would outlive the worker.
+    die_with_parent()
+    import sglang.srt.managers.detokenizer_manager
+    import sglang.srt.managers.scheduler  # noqa: F401
+
+
+_prepare()
