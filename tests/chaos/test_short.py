@@ -1,4 +1,7 @@
-"""The short run: the whole suite in small, on each engine. `make chaos` is the long one."""
+"""The short run: the whole suite in small, on scripted engines. `make chaos` is the long one.
+
+What becomes of streams whose real engine is killed is in `tests.integration.test_fleet`.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,12 @@ import pytest
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.trial import Settings, Silent
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 async def test_killed_workers_and_a_restarted_broker_lose_nothing() -> None:
     settings = Settings(
-        kills=12, workers=4, volley=2, pace_s=0.1, requests=24, concurrency=16, rounds=1
-    )
-    report = await SCENARIOS["short"](settings, Silent())
-    assert report.holds, report.markdown()
-
-
-@pytest.mark.sglang
-async def test_a_killed_part_of_a_real_engine_loses_nothing() -> None:
-    settings = Settings(
-        engine="sglang", kills=1, workers=2, pace_s=1.0, requests=27, concurrency=16, rounds=1
+        kills=6, workers=3, volley=2, pace_s=0.1, requests=24, concurrency=12, rounds=1
     )
     report = await SCENARIOS["short"](settings, Silent())
     assert report.holds, report.markdown()
