@@ -7,6 +7,8 @@ uvicorn's own, but for what matters where an answer takes minutes:
   long as they are small and few; else the connection ends with the answer under way, and the
   client, hearing no answer to the others, sends them again.
 - What is no HTTP ends the connection; nothing is written into the midst of an answer.
+- An answer that is given up half-way ends the connection at once. To close it would mean to wait
+  until its reader has taken what is written, and it is given up because that one takes nothing.
 - A client that speaks HTTP/1.0 is not sent chunks: the end of the connection is the end of the
   answer.
 
@@ -71,7 +73,24 @@ class HttpConnection(HttpToolsProtocol):
         self._answering = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _Unchunked(app, cycle)
+        app = _Whole(app, cycle)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+
+class _Whole:
+    """An app whose answers are whole, or visibly broken off."""
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+        cycle = self._cycle
+        begun = cycle.response_started or cycle.flow.write_paused
+        if begun and not cycle.response_complete and not cycle.disconnected:
+            cycle.disconnected = True
+            cycle.transport.abort()
 
 
 class _Unchunked:

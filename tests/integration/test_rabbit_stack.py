@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
 
 import httpx
 import orjson
 import pytest
+from structlog.testing import capture_logs
 
+from schemas.codec import encode_job
+from schemas.transport.rabbit import DispatcherSettings
+from tests.fixtures.answers import CONVERSATIONS
 from tests.fixtures.broker import Broker, BrokerNode
-from tests.fixtures.stack import Stack, rabbit_stack, sse_data, until
-from workers.engines.scripted import ScriptedEngine
+from tests.fixtures.player import LIMIT
+from tests.fixtures.raw_client import RawClient, request_bytes
+from tests.fixtures.requests import ALL, request_body
+from tests.fixtures.stack import Stack, TimeLimits, rabbit_stack, sse_data, until
+from tests.integration.test_disconnect import check_nothing_is_left, long_body
+from workers.engines.base import EngineRequest
+from workers.engines.scripted import ScriptedEngine, Step, Text, script_from_markers
 
 pytestmark = pytest.mark.broker
 
@@ -59,22 +71,114 @@ async def test_more_streams_than_reply_queues_and_slots(broker: Broker, model: s
         assert all(streamed_text(answer) == want for answer in answers)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.rule("disconnect.frees")
 @pytest.mark.parametrize("content", ["[[k=1000 gap=5 ttft=60000]]", "[[k=10000 gap=5]]"])
-async def test_a_client_that_leaves_frees_its_slot(
-    broker: Broker, model: str, content: str, stream: bool
+async def test_clients_that_leave_free_their_slots(
+    broker: Broker, model: str, content: str
 ) -> None:
+    """Of those that are reset two are running and two wait in the queue."""
     engine = ScriptedEngine(served_id=model, slots=2)
     async with rabbit_stack(broker.url, [engine]) as stack:
-        writers = [await _post(stack, model, content, stream=stream) for _ in range(4)]
-        await until(lambda: _running(engine, 2))
-        await until(lambda: stack.services.admission.in_flight == 4)
-        for writer in writers:  # two are running, two wait in the queue
-            writer.transport.abort()
-        await until(lambda: stack.services.admission.in_flight == 0, timeout_s=1)
-        await until(lambda: _running(engine, 0), timeout_s=1)
-        answer = await ask(stack.url, model, "[[say:next]]", stream=stream)
-        assert answer.status_code == 200
+        for dialect, stream in product(ALL, (False, True)):
+            body = long_body(dialect, content, stream=stream) | {"model": model}
+            request = request_bytes(dialect, body)
+            clients = [await RawClient(stack.url).send(request) for _ in range(4)]
+            await until(lambda: _running(engine, 2))
+            await until(lambda: stack.services.admission.in_flight == 4)
+            for client in clients:
+                client.reset()
+            await check_nothing_is_left(stack)
+            await until(lambda: knows_of_nothing(stack))
+            answer = await ask(stack.url, model, "[[say:next]]", stream=stream)
+            assert answer.status_code == 200
+
+
+def knows_of_nothing(stack: Stack) -> bool:
+    """Neither end of the broker keeps anything of a request that has ended."""
+    dispatcher: Any = stack.services.dispatcher
+    sources: list[Any] = [consumer._source for consumer in stack.consumers]
+    return not dispatcher._replies and not any(
+        source._held or source._incoming or source._outbox._addresses for source in sources
+    )
+
+
+def offering(size: int, offered: Counter[str]) -> Callable[[EngineRequest], Iterator[Step]]:
+    """An engine that writes as fast as it is let, to those who ask for anything to go on for ever.
+
+    Args:
+        offered: Bytes, by request.
+    """
+
+    def script(request: EngineRequest) -> Iterator[Step]:
+        if FOREVER.encode() not in encode_job(request.job):
+            yield from script_from_markers(request)
+            return
+        while offered[request.job.request_id] < size:
+            offered[request.job.request_id] += 20_000
+            yield Text("x" * 20_000)
+
+    return script
+
+
+FOREVER = "Write for ever."
+
+
+async def longest_silence(http: httpx.AsyncClient, model: str, content: str) -> float:
+    """Read a stream of tokens that come at a pace, and tell for how long there was none."""
+    body = request_body("chat", content, stream=True) | {"model": model}
+    loop, longest, text = asyncio.get_running_loop(), 0.0, b""
+    async with http.stream("POST", CHAT, json=body) as response:
+        heard_at: float | None = None
+        async for piece in response.aiter_raw():
+            now = loop.time()
+            longest = max(longest, now - (heard_at or now))
+            heard_at = now
+            text += piece
+    assert text.endswith(b"data: [DONE]\n\n")
+    return longest
+
+
+@pytest.mark.rule("readers.bounded", "readers.neighbours", "limits.writes", "connections.given-up")
+async def test_readers_that_stop_hold_little_and_nobody_up(broker: Broker, model: str) -> None:
+    """All that lies between their engine and them is bounded, wherever it lies.
+
+    All replies come by the same queue, and each engine could go on to 200 MB.
+    """
+    write_s = 1.5
+    offered: Counter[str] = Counter()
+    engine = ScriptedEngine(served_id=model, slots=64, script=offering(200_000_000, offered))
+    settings = DispatcherSettings(reply_queues=1)
+    limits = TimeLimits(write_s=write_s)
+    async with (
+        rabbit_stack(broker.url, [engine], dispatcher=settings, limits=limits) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=30) as http,
+    ):
+        content = "[[k=150 gap=20]]"  # all the time
+        quick = [asyncio.create_task(longest_silence(http, model, content)) for _ in range(20)]
+        await until(lambda: _running(engine, 20))
+        stopped = []
+        with capture_logs() as lines:
+            for dialect in CONVERSATIONS:
+                body = long_body(dialect, FOREVER, stream=True) | {"model": model}
+                body[LIMIT[dialect]] = 1_000_000
+                client = RawClient(stack.url, receive_bytes=65_536)
+                await client.send(request_bytes(dialect, body))
+                stopped.append(client)
+                await client.read_until(b"\r\n\r\n")
+            await until(lambda: stack.services.admission.in_flight == 20, timeout_s=3 * write_s)
+            assert not any(task.done() for task in quick)
+            await until(lambda: _running(engine, 20))
+        gone = [line for line in lines if line["event"] == "request.completed"]
+        assert [line["code"] for line in gone] == ["client_closed_request"] * len(stopped)
+        connections = stack.pods[0].server.server_state.connections
+        await until(lambda: len(connections) == len(quick), timeout_s=1)  # though nothing was read
+        for client in stopped:
+            client.close()
+        assert max(await asyncio.gather(*quick)) < write_s / 2
+        await until(lambda: knows_of_nothing(stack))
+    assert len(offered) == len(stopped)
+    # Most of it was thrown away on arrival, while the engine had yet to hear that it should stop.
+    assert max(offered.values()) < 12_000_000
 
 
 async def test_a_large_body_passes_and_a_small_one_beside_it(broker: Broker, model: str) -> None:
@@ -123,20 +227,6 @@ async def test_broker_restart_while_idle_needs_no_restart_of_anything(
                 await until(lambda pod=pod: _is_ready(pod.url), timeout_s=20)
         for pod in stack.pods:
             assert streamed_text(await ask(pod.url, model, "[[say:hi]]", stream=True)) == "hi"
-
-
-async def _post(stack: Stack, model: str, content: str, *, stream: bool) -> asyncio.StreamWriter:
-    body = orjson.dumps(
-        {"model": model, "stream": stream, "messages": [{"role": "user", "content": content}]}
-    )
-    host, port = stack.url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), family=socket.AF_INET)
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n" % len(body) + body
-    )
-    await writer.drain()
-    return writer
 
 
 async def _running(engine: ScriptedEngine, count: int) -> bool:
