@@ -219,9 +219,13 @@ class ContinuationSuite:
         whole = await run(engine, what)
         ids = ids_of(whole)
         assert len(ids) > 3
-        for cut in range(1, len(ids) + 1):
-            rest = msgspec.structs.replace(what, engine_request_id=f"r.{cut}", prefix_ids=ids[:cut])
-            before, after = list(engine.replay(rest)), await run(engine, rest)
+        rests = [
+            msgspec.structs.replace(what, engine_request_id=f"r.{cut}", prefix_ids=ids[:cut])
+            for cut in range(1, len(ids) + 1)
+        ]
+        afters = await asyncio.gather(*(run(engine, rest) for rest in rests))
+        for cut, (rest, after) in enumerate(zip(rests, afters, strict=True), start=1):
+            before = list(engine.replay(rest))
             assert ids_of(before) == ids[:cut]
             assert ids_of(after) == ids[cut:]
             assert text_of(before) + text_of(after) == text_of(whole)

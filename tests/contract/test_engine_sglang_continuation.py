@@ -231,8 +231,14 @@ async def test_a_cut_does_not_show(engine: SglangEngine, kind: str) -> None:
         assert not any("\ufffd" in chunk.text for chunk in before if "\ufffd" not in text_of(whole))
 
 
-@pytest.mark.parametrize("kind", ["plain", "json-schema", "frequency"])
-@pytest.mark.parametrize("asked", [{"top_logprobs": 2}, {"logprob_token_ids": (777, 5)}])
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("plain", {"logprob_token_ids": (777, 5)}),
+        ("json-schema", {"top_logprobs": 2}),
+        ("frequency", {"top_logprobs": 2, "logprob_token_ids": (777, 5)}),
+    ],
+)
 async def test_log_probabilities_go_on(
     engine: SglangEngine, kind: str, asked: dict[str, Any]
 ) -> None:
@@ -241,8 +247,9 @@ async def test_log_probabilities_go_on(
     what = msgspec.structs.replace(KINDS[kind], job=msgspec.structs.replace(job, sampling=sampling))
     whole = await run(engine, what)
     expected = [logprob for chunk in whole for logprob in chunk.logprobs]
-    for cut in cuts(len(expected)):
-        before, after = await continued(engine, what, ids_of(whole)[:cut])
+    at = list(cuts(len(expected)))
+    parts = await asyncio.gather(*(continued(engine, what, ids_of(whole)[:cut]) for cut in at))
+    for cut, (before, after) in zip(at, parts, strict=True):
         assert ids_of(after) == ids_of(whole)[cut:]
         assert not any(chunk.logprobs for chunk in before)
         assert not any(chunk.prompt_logprobs for chunk in after)
@@ -282,7 +289,7 @@ async def test_stop_tokens_of_the_caller(engine: SglangEngine, at_end: bool) -> 
         await until_running(engine, 0)
 
 
-@pytest.mark.parametrize("kind", ["length", "json-schema", "half-a-character", "forced-call"])
+@pytest.mark.parametrize("kind", ["json-schema", "half-a-character", "forced-call"])
 async def test_a_prefix_that_is_all_of_it(engine: SglangEngine, kind: str) -> None:
     whole = await run(engine, KINDS[kind])
     before, after = await continued(engine, KINDS[kind], ids_of(whole))
