@@ -64,7 +64,16 @@ _SPOKEN = frozenset((TextDelta, ReasoningDelta, ArgumentsDelta))
 _SIGNALS = frozenset((Accepted, Started, Finished, Completed, Failed, Interrupted))
 
 _AT_WORK: Final = frozenset(
-    ("redelivered", "silent", "stalled", "gap", "disconnected", "unclaimed", "blocked")
+    (
+        "redelivered",
+        "silent",
+        "stalled",
+        "gap",
+        "disconnected",
+        "unclaimed",
+        "duplicated",
+        "blocked",
+    )
 )
 """Losses after which a worker may still be running the attempt."""
 
@@ -210,11 +219,27 @@ class Generation:
                     self._heard_at = self._progress_at = now
                     self._suspected_at = None
                     self._take(message, deltas)
+                elif self._is_twin(message):
+                    self._loss = "duplicated"
                 if self._loss is not None:
                     return
         except MessagesMissing as error:
             log.warning("reply.gap", job_id=self.job.job_id, diagnostic=error.diagnostic)
             self._loss = "gap"
+
+    def _is_twin(self, message: ReplyMessage) -> bool:
+        """Whether another worker has begun the same attempt: its Job was there twice.
+
+        The first message tells, before any other could be mixed with those of the one that is
+        listened to.
+        """
+        return (
+            message.attempt == self.attempt
+            and self.phase in ("prefill", "decode")
+            and any(
+                type(delta) is Accepted and delta.worker != self.worker for delta in message.deltas
+            )
+        )
 
     def _hear_aside(self, message: ReplyMessage, now: float) -> None:
         """A sign of life; or another worker got the Job again, so this attempt seems to be lost.

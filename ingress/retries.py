@@ -27,6 +27,7 @@ Loss: TypeAlias = Literal[
     "disconnected",
     "unclaimed",
     "blocked",
+    "duplicated",
 ]
 """Why an attempt will not go on.
 
@@ -35,7 +36,7 @@ so.
 `silent`: it said nothing at all. `stalled`: it is there but generates nothing. `gap`: a part of
 what it said is missing. `suspended`: too much was unread. `disconnected`: the broker is gone.
 `unclaimed`: no worker accepts it although some have room, so one that hangs may have it. `blocked`:
-nothing was heard of it, but then the broker lets nobody speak.
+nothing was heard of it, but then the broker lets nobody speak. `duplicated`: two workers run it.
 """
 
 MAX_STRIKES: Final = 2

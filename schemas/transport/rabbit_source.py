@@ -250,6 +250,10 @@ class RabbitJobSource:
         if not outbox.session.alive or self._draining:  # reading may have taken a while
             await settled(message.nack(requeue=True))
             return
+        if not message.redelivered and self._holds(job):
+            log.warning("job.duplicate", job_id=job.job_id, attempt=job.attempt)
+            await settled(message.ack())
+            return
         delivery = RabbitDelivery(job, message, outbox, self._release, self._set_aside)
         if self._cancels.covers(job):
             delivery.cancelled.set()
@@ -277,6 +281,12 @@ class RabbitJobSource:
         held = sum(delivery.job.job_class == job_class for delivery in self._held)
         waiting = sum(delivery.job.job_class == job_class for delivery in self._incoming)
         return held - waiting < slots
+
+    def _holds(self, job: Job) -> bool:
+        """Whether this very attempt is here already: somebody put its message in twice."""
+        return any(
+            (held.job.job_id, held.job.attempt) == (job.job_id, job.attempt) for held in self._held
+        )
 
     def _release(self, delivery: RabbitDelivery) -> None:
         self._held.discard(delivery)

@@ -606,6 +606,30 @@ async def test_a_message_that_comes_twice_counts_once(service: Service) -> None:
         assert await answer == [*STARTED, TextDelta(0, "a"), *ENDING]
 
 
+@pytest.mark.rule("broker.duplicates")
+async def test_two_workers_with_the_same_attempt_are_never_mixed(service: Service) -> None:
+    """Neither of them is trusted with the rest: a next attempt goes on from what had come."""
+    worker, owner = service.hire(), await service.ask()
+    async with reading(owner) as answer:
+        held = await worker.take()
+        held.say(*STARTED, TextDelta(0, "a"), ids=(1,))
+        twin = Held(held.delivery)
+        twin.say(Accepted("another", 3))
+        twin.say(Started("another", 3, 3), TextDelta(0, "A"), ids=(7,))
+        twin.say(TextDelta(0, "B"), ids=(8,))
+        again = await worker.take()
+        assert held.delivery.cancelled.is_set()
+        assert (again.job.attempt, again.prefix.token_ids) == (2, (1,))
+        held.say(TextDelta(0, "c"), ids=(3,))
+        twin.say(TextDelta(0, "C"), ids=(9,))
+        again.say(Accepted("w", 3))
+        again.say(Started("w", 3, 3), TextDelta(0, "b"), ids=(2,))
+        again.say(*ENDING)
+        assert await answer == [*STARTED, TextDelta(0, "a"), TextDelta(0, "b"), *ENDING]
+    assert owner.generation.retries.losses == ["duplicated"]
+    assert owner.generation.retries.strikes == 0
+
+
 async def test_a_delta_out_of_grammar_is_no_loss(service: Service) -> None:
     worker, owner = service.hire(), await service.ask()
     (await worker.take()).say(TextDelta(0, "too early"))

@@ -11,7 +11,7 @@ import aio_pika
 import httpx
 import msgspec
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue, HeadersType
 
 from ingress.settings import TimeLimits
 from schemas.codec import encode_job, encode_worker
@@ -369,6 +369,75 @@ async def test_queues_declared_with_other_arguments_are_served(
             reply = await dispatcher.dispatch(a_job(model, job_class))
             await answer(await take_one(source))
             assert len(await read_to_end(reply)) == 6
+
+
+@pytest.mark.rule("broker.duplicates")
+async def test_a_job_that_is_there_twice_is_held_once(
+    broker: Broker, model: str, raw: AbstractChannel
+) -> None:
+    async with both_ends(broker.url, model, DispatcherSettings(reply_queues=2)) as ends:
+        dispatcher, source = ends
+        reply = await dispatcher.dispatch(job := a_job(model))
+        delivery = await take_one(source)
+        jobs = await raw.get_exchange(topology.JOBS_EXCHANGE, ensure=False)
+        copy = aio_pika.Message(
+            encode_job(job), correlation_id=job.job_id, reply_to=reply_queue_of(delivery)
+        )
+        for _ in range(3):
+            await jobs.publish(copy, topology.job_queue(model, "interactive"))
+        witness = await dispatcher.dispatch(a_job(model))
+        last = await take_one(source)
+        assert last.job.job_id == witness.job.job_id
+        await answer(delivery)
+        assert len(await read_to_end(reply)) == 6
+        await answer(last)
+        assert len(await read_to_end(witness)) == 6
+
+
+@pytest.mark.rule("broker.odd-messages")
+async def test_odd_messages_harm_nobody(broker: Broker, model: str, raw: AbstractChannel) -> None:
+    """Without an address, of another type, with large headers; and noise on every other way in."""
+    settings = DispatcherSettings(reply_queues=2)
+    async with both_ends(broker.url, model, settings, slots=16) as (dispatcher, source):
+        waiting = await dispatcher.dispatch(a_job(model))
+        held = await take_one(source)
+        jobs = await raw.get_exchange(topology.JOBS_EXCHANGE, ensure=False)
+        key = topology.job_queue(model, "interactive")
+        headers: HeadersType = {
+            "x-large": "x" * 50_000,
+            topology.ATTEMPT_HEADER: "third",
+            "x-list": [1, None, {"a": True}],
+        }
+        odd = [
+            aio_pika.Message(encode_job(a_job(model))),
+            aio_pika.Message(
+                encode_job(a_job(model)),
+                headers=headers,
+                content_type="image/png",
+                content_encoding="gzip",
+                priority=9,
+                reply_to="nowhere",
+            ),
+            aio_pika.Message(b""),
+            aio_pika.Message(b"\xff" * 100_000, reply_to="nowhere", correlation_id="x"),
+        ]
+        for message in odd:
+            await jobs.publish(message, key)
+        for exchange, route in (
+            (topology.CONTROL_EXCHANGE, topology.CONTROL_ALL),
+            (topology.WORKERS_EXCHANGE, ""),
+        ):
+            target = await raw.get_exchange(exchange, ensure=False)
+            for body in (b"", b"{}", b"\xff", b'{"version":99}'):
+                await target.publish(aio_pika.Message(body), route)
+        async with serving(source, answer):
+            for job_class in topology.JOB_CLASSES:
+                reply = await dispatcher.dispatch(a_job(model, job_class))
+                assert len(await read_to_end(reply)) == 6
+            await answer(held)
+            assert len(await read_to_end(waiting)) == 6
+        assert source.undecodable_jobs == 2
+        assert source.reconnects == dispatcher.reconnects == 0
 
 
 async def test_a_cancelled_dispatch_leaves_no_job_behind_unannounced(
