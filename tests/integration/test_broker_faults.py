@@ -174,6 +174,33 @@ async def first_served(stack: Stack, model: str) -> float:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.rule("broker.returns")
+async def test_a_virtual_host_that_is_deleted_and_made_again(
+    own_broker: BrokerNode, model: str
+) -> None:
+    """With all its queues, and the connections that were open to it."""
+
+    async def ctl(*arguments: str) -> None:
+        await asyncio.to_thread(own_broker.ctl, *arguments)
+
+    async def make() -> None:
+        await ctl("add_vhost", model)
+        await ctl("set_permissions", "-p", model, "guest", ".*", ".*", ".*")
+
+    await make()
+    engine = ScriptedEngine(served_id=model, slots=16)
+    async with rabbit_stack(own_broker.url + model, [engine]) as stack:
+        async with streaming(stack.pods, model, 150, amid=False):
+            await ctl("delete_vhost", model)
+            await until(lambda: not stack.services.dispatcher.connected())
+            assert await health(stack.pods[0]) == 503
+            await make()
+            async with asyncio.timeout(10):
+                await first_served(stack, model)
+        assert not any(source._held for source in sources_of(stack))
+    await ctl("delete_vhost", model)
+
+
 async def test_a_broker_that_stays_away_is_an_honest_failure(
     own_broker: BrokerNode, model: str
 ) -> None:

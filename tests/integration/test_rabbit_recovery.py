@@ -328,6 +328,29 @@ async def test_consumers_that_cannot_be_restored_are_told_and_in_the_end_fatal(
         await source.close()
 
 
+@pytest.mark.rule("broker.returns")
+async def test_credentials_that_are_refused_for_a_while(own_broker: BrokerNode, model: str) -> None:
+    """As while a password is changed: those who had to connect again do it when they may."""
+
+    async def ctl(*arguments: str) -> None:
+        await asyncio.to_thread(own_broker.ctl, *arguments)
+
+    async with both_ends(model, own_broker.url, own_broker.url) as (dispatcher, source):
+        try:
+            await ctl("change_password", "guest", "another")
+            await ctl("close_all_connections", "maintenance")
+            await eventually(lambda: not dispatcher.connected(), "notices")
+            await eventually(lambda: not source.connected(), "notices")
+            with pytest.raises(ModelUnavailable):
+                await dispatcher.dispatch(a_job(model))
+        finally:
+            await ctl("change_password", "guest", "guest")
+        await eventually(lambda: dispatcher.connected() and source.connected(), "is back")
+        assert await consumers(own_broker, topology.job_queue(model, "interactive")) == 1
+        async with serving(source, answer):
+            await answered(dispatcher, model)
+
+
 async def test_a_deleted_queue_is_made_and_consumed_again(
     own_broker: BrokerNode, model: str
 ) -> None:

@@ -252,6 +252,40 @@ async def test_a_limit_of_one_token(dialect: str) -> None:
     assert b"two" not in orjson.dumps(answer)
 
 
+NOTHING: dict[str, list[Step]] = {
+    "no token": [],
+    "a token without text": [Text("", ids=(7,))],
+    "a stop string at once": [Text("END of it")],
+    "no token within the limit": [End("length")],
+}
+
+
+@pytest.mark.rule("usage.of-nothing")
+@pytest.mark.parametrize("case", NOTHING)
+async def test_an_answer_without_text_has_its_usage(case: str) -> None:
+    engine = ScriptedEngine(served_id=MODEL, script=lambda _: NOTHING[case])
+    with structlog.testing.capture_logs() as lines:
+        async with memory_stack(engine) as stack, httpx.AsyncClient(base_url=stack.url) as http:
+            for dialect in CONVERSATIONS:
+                body = request_body(dialect)
+                if "stop string" in case and dialect != "responses":  # which has no such field
+                    body["stop_sequences" if dialect == "messages" else "stop"] = ["END"]
+                told = []
+                for stream in (False, True):
+                    response = await http.post(path_of(dialect), json={**body, "stream": stream})
+                    assert response.status_code == 200
+                    answer = (read_stream if stream else read_body)(dialect, response.content)
+                    assert not answer.failed
+                    told.append((answer.text, answer.end, neutral(dialect, answer.usage)))
+                assert told[0] == told[1]
+                assert told[0][1] == ("length" if "limit" in case else "stop")
+                assert told[0][2].input_tokens > 0
+                assert told[0][2].output_tokens == sum(type(s) is Text for s in NOTHING[case])
+                if dialect != "responses":
+                    assert told[0][0] in ("", None)
+    assert len(completed(lines)) == 2 * len(CONVERSATIONS)
+
+
 # --- Aborted -------------------------------------------------------------------------------------
 
 
@@ -284,9 +318,12 @@ async def test_an_aborted_answer_is_counted_once_with_what_was_generated(dialect
             await leave_after(http, dialect, body, b"tok39")
             await until(lambda: not stack.services.answers)
             assert stack.services.admission.in_flight == 0
-    (line,) = completed(lines)
+            gate.set()
+            whole = await http.post(path_of(dialect), json={**body, "stream": False})
+            usage = neutral(dialect, whole.json()["usage"])
+    line, _ = completed(lines)
     assert (line["outcome"], line["status"]) == ("cancelled", 499)
-    assert line["input_tokens"] >= len("Tell me a long story.")
+    assert line["input_tokens"] == usage.input_tokens > len("Tell me a long story.") - 1
     assert line["output_tokens"] == 40
 
 
