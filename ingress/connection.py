@@ -6,6 +6,8 @@ uvicorn's own, but for what matters where an answer takes minutes:
   that one had sent its next request before. Requests that come ahead are answered in their turn as
   long as they are small and few; else the connection ends with the answer under way, and the
   client, hearing no answer to the others, sends them again.
+- Of a request that was answered before it was whole, as one that is too large, the rest is thrown
+  away, since many clients read no answer before they have written all; but not without end.
 - What is no HTTP ends the connection; nothing is written into the midst of an answer.
 - An answer that is given up half-way ends the connection at once. To close it would mean to wait
   until its reader has taken what is written, and it is given up because that one takes nothing.
@@ -19,6 +21,7 @@ Source: RFC 9112, sections 6.1 (Transfer-Encoding), 9.3.2 (pipelining), 9.6 (tea
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,12 +33,20 @@ _AHEAD = 16
 _AHEAD_BYTES = 1 << 16
 """The bodies of all of them together."""
 
+_REST_BYTES = 1 << 26
+"""What may still come of a request that has been answered already."""
+
+_REST_S = 30.0
+"""And within which time."""
+
 
 class HttpConnection(HttpToolsProtocol):
     """See the module."""
 
     _answering: RequestResponseCycle | None = None
     _deaf = False  # what more comes is thrown away
+    _rest_ends: asyncio.TimerHandle | None = None  # the rest of an answered request is coming
+    _rest_bytes = 0
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, but not without end while an answer is under way."""
@@ -62,11 +73,39 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def on_response_complete(self) -> None:
+        """An answer has been written, perhaps before its request had been read."""
+        answered = self._answering
+        super().on_response_complete()
+        if answered is not None and answered.more_body:
+            self._rest_bytes = 0
+            self._rest_ends = self.loop.call_later(_REST_S, self.transport.abort)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a request, or of the rest of one."""
+        super().on_body(body)
+        if self._rest_ends is not None:
+            self._rest_bytes += len(body)
+            if self._rest_bytes > _REST_BYTES:
+                self._deaf = True
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        """A request has come to its end."""
+        super().on_message_complete()
+        self._forget_rest()
+
+    def _forget_rest(self) -> None:
+        if self._rest_ends is not None:
+            self._rest_ends.cancel()
+            self._rest_ends = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left: the answer under way may be another one than the latest."""
         if (cycle := self._answering) is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+        self._forget_rest()
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from structlog.testing import capture_logs
 
+from ingress import connection
 from tests.fixtures.answers import CONVERSATIONS, read_body, read_stream
 from tests.fixtures.raw_client import RawClient, request_bytes
 from tests.fixtures.requests import ALL, answered_text, request_body
@@ -78,12 +79,12 @@ async def test_too_much_ahead_is_not_kept(size: int) -> None:
         with capture_logs() as lines:
             client = await RawClient(stack.url).send(request_bytes("chat", body))
             await until(lambda: _running(stack, 1))
-            (connection,) = stack.pods[0].server.server_state.connections
+            (busy,) = stack.pods[0].server.server_state.connections
             await client.send(small * (1 if size else 40))
             received = await client.read_all()
             client.close()
             await check_nothing_is_left(stack)
-        assert len(connection.pipeline) == 0  # type: ignore[union-attr]
+        assert len(busy.pipeline) == 0  # type: ignore[union-attr]
     told, rest = unchunked(received.partition(b"\r\n\r\n")[2])
     assert read_stream("chat", told).text == "".join(f"tok{n} " for n in range(40))
     assert rest == b""
@@ -103,6 +104,50 @@ async def test_what_is_no_http_is_not_answered_within_an_answer() -> None:
         client.close()
         client = await RawClient(stack.url).send(b"\x16\x03\x01 what is this\r\n\r\n")
         assert (await client.read_all()).startswith(b"HTTP/1.1 400 ")
+        client.close()
+
+
+# --- Requests answered before they were whole -----------------------------------------------------
+
+OVERSIZE = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    b"content-type: application/json\r\ncontent-length: 51000000\r\n\r\n"
+)
+
+
+@pytest.mark.rule("connections.rest")
+async def test_the_rest_of_a_refused_request_is_thrown_away() -> None:
+    """So a client that reads no answer before it has written all gets it, and may go on."""
+    async with memory_stack() as stack:
+        client = await RawClient(stack.url).send(OVERSIZE)
+        received = await client.read_until(b'"request_too_large"')
+        assert received.startswith(b"HTTP/1.1 413 ")
+        for _ in range(51):
+            await client.send(b"x" * 1_000_000)
+        await client.send(request_bytes("chat", request_body("chat")))
+        assert (await client.read_until(b"fine")).startswith(b"HTTP/1.1 200 ")
+        client.close()
+
+
+@pytest.mark.rule("connections.rest")
+async def test_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_REST_BYTES", 1 << 20)
+    endless = OVERSIZE.replace(b"content-length: 51000000", b"transfer-encoding: chunked")
+    async with memory_stack(max_body_bytes=100_000) as stack:
+        client = await RawClient(stack.url).send(endless)
+        with pytest.raises(OSError):  # a reset, or a pipe that is broken
+            for _ in range(2_000):
+                await client.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+        client.close()
+
+
+@pytest.mark.rule("connections.rest")
+async def test_nor_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_REST_S", 0.05)
+    async with memory_stack() as stack:
+        client = await RawClient(stack.url).send(OVERSIZE)
+        await client.read_until(b'"request_too_large"')
+        await until(lambda: not stack.pods[0].server.server_state.connections, timeout_s=2)
         client.close()
 
 
