@@ -18,6 +18,8 @@ endif
 BIN := $(VENV)/bin
 PACKAGES := schemas ingress workers
 ARGS ?=
+# One more than there are processors, for many tests wait; four are as good as any number.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 
 .PHONY: help up test test-clients chaos soak lint format lock clean python
 .DEFAULT_GOAL := help
@@ -40,7 +42,7 @@ test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
 	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) $(ARGS)
 
 test-clients: python ## Install real clients, of Node.js too, and run them against the service
 	@command -v npm >/dev/null || { echo "The clients need npm (Debian: apt-get install npm)."; exit 1; }

@@ -123,7 +123,7 @@ async def test_the_wait_for_the_next_worker_has_a_limit(dialect: str) -> None:
 @pytest.mark.rule("moves.limits")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_so_has_the_whole_request(stream: bool) -> None:
-    async with memory_crew(limits=TimeLimits(total_s=0.6)) as crew:
+    async with memory_crew(limits=TimeLimits(total_s=2)) as crew:
         listener = await moved(crew, "chat", stream=stream)
         await listener.task
         assert b'"code":"generation_timeout"' in listener.content

@@ -132,11 +132,12 @@ async def test_a_job_above_the_brokers_limit_harms_only_itself(
         settings = DispatcherSettings(reply_queues=4)
         async with both_ends(own_broker.url, model, settings, slots=64) as (dispatcher, source):
             small = [a_job(model) for _ in range(20)]
-            large = [huge_job(model, size) for size in (1_500_000, 4_000_000, 1_600_000, 5_000_000)]
+            sizes = (1_500_000, 4_000_000, 1_600_000, 5_000_000) * 5
+            large = [huge_job(model, size) for size in sizes]
             outcomes = await asyncio.gather(
                 *(
                     dispatcher.dispatch(job)
-                    for pair in zip(small, large * 5, strict=True)
+                    for pair in zip(small, large, strict=True)
                     for job in pair
                 ),
                 return_exceptions=True,
