@@ -114,7 +114,7 @@ def write_page(reports: Sequence[Report], page: Path = PAGE) -> None:
 
 
 def figures(reports: Sequence[Report]) -> str:
-    """A section per report."""
+    """A section per report, without its tables: they are for whoever looks for a fault."""
     sections = []
     for report in reports:
         rows = [["must hold", "", ""]]
@@ -135,9 +135,6 @@ def figures(reports: Sequence[Report]) -> str:
             *(_row([name, _cell(value)]) for name, value in report.figures.items()),
             "",
         ]
-        for title, (head, *body) in report.tables.items():
-            section += [f"{title}:", "", _row(head), _row(["-"] * len(head))]
-            section += [*(_row(row) for row in body), ""]
         sections.append("\n".join(section))
     return "\n".join(sections)
 
