@@ -39,7 +39,7 @@ _LONG: dict[str, dict[str, Any]] = {
     },
 }
 _LONG_SGLANG: dict[str, dict[str, Any]] = {
-    "kill-workers": {"kills": 200, "workers": 3, "volley": 1, "pace_s": 2.0},
+    "kill-workers": {"kills": 200, "workers": 3, "volley": 1, "left": 2, "pace_s": 2.0},
     "sampling": {"kills": 100, "workers": 3, "volley": 1, "pace_s": 2.0},
     "kill-everything": {"kills": 100, "workers": 3, "pace_s": 2.0},
     "short": {"kills": 1, "workers": 2, "volley": 1, "pace_s": 1.0, "requests": 27},
@@ -102,6 +102,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--workers", type=click.IntRange(min=1), help="How many workers."),
             click.option("--pods", type=click.IntRange(min=1), help="How many ingress pods."),
             click.option("--volley", type=click.IntRange(min=1), help="Injuries at a time."),
+            click.option("--left", type=click.IntRange(min=1), help="Workers left at a volley."),
             click.option("--pace", "pace_s", type=float, help="Seconds between volleys."),
             click.option("--minutes", type=float, help="How long to soak."),
             click.option(

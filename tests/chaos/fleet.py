@@ -35,6 +35,8 @@ from workers.supervisor import die_with_parent
 EngineName = Literal["scripted", "sglang"]
 
 _LOOK_S = 0.05
+_LOWEST_PRIORITY = 19
+_YIELD_S = 8.0
 _SETTLED = ("job.completed", "job.cancelled", "job.interrupted", "job.failed")
 _PARTS: dict[Victim, str] = {"scheduler": "sglang::scheduler", "detokenizer": "sglang::detoken"}
 
@@ -107,6 +109,7 @@ class Unit:
         ready_at: When it last said that it is ready, in the monotonic clock.
         injured_at: When it was last injured.
         starts: How often it has been started.
+        yields_until: It has the lowest priority until then, in the monotonic clock; 0 for not.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Unit:
         self.ready_at = 0.0
         self.injured_at = 0.0
         self.starts = 0
+        self.yields_until = 0.0
         self._args = args
         self._process: subprocess.Popen[bytes] | None = None
         self._offset = 0
@@ -176,6 +180,20 @@ class Unit:
                             found[part] = child
         return found
 
+    def yield_processors(self) -> None:
+        """Have what it starts next wait for everybody else's work, for a while.
+
+        In earnest a worker that starts again has processors of its own; here it would take those
+        of the workers that have to go on with its streams.
+        """
+        self.yields_until = time.monotonic() + _YIELD_S
+        self._prioritise(_LOWEST_PRIORITY)
+
+    def _prioritise(self, nice: int) -> None:
+        if self.role == "worker" and not self.ended() and os.geteuid() == 0:  # else it is for ever
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PGRP, self.pid, nice)
+
     def look(self, journal: Journal) -> None:
         """Read what it has written since, and start it again if it has ended."""
         with self.log.open("rb") as log:
@@ -185,6 +203,9 @@ class Unit:
         *lines, self._rest = (self._rest + written).split(b"\n")
         for line in lines:
             journal.read(self, line)
+        if self.yields_until and time.monotonic() > self.yields_until:
+            self.yields_until = 0.0
+            self._prioritise(0)
 
     def kill(self, victim: Victim, number: int) -> Blow | None:
         """SIGKILL to one process of it; None if it has none of that kind now."""
@@ -319,7 +340,10 @@ class Fleet:
         by_name = {unit.name: unit for unit in units if unit.ready}
         if not by_name:
             return None
-        blow = by_name[injury.pick(sorted(by_name))].kill(injury.victim, injury.number)
+        unit = by_name[injury.pick(sorted(by_name))]
+        if unit.role == "worker" and self.engine == "sglang":
+            unit.yield_processors()
+        blow = unit.kill(injury.victim, injury.number)
         if blow is not None:
             self.blows.append(blow)
         return blow

@@ -61,6 +61,7 @@ class Settings:
         requests: Different ones, repeated as long as the run lasts.
         rounds: How often each is answered unharmed.
         volley: So many injuries at once, to different processes.
+        left: So many workers are ready, at least, besides those to be injured.
         pace_s: Between volleys, at least and on average.
         logs: Where to keep what the processes write; None for nowhere.
     """
@@ -74,6 +75,7 @@ class Settings:
     pods: int = 2
     rounds: int = 2
     volley: int = 1
+    left: int = 1
     pace_s: float = 1.0
     minutes: float = 60.0
     logs: Path | None = None
@@ -119,7 +121,7 @@ class Trial:
             await asyncio.sleep(volley[0].pause_s)
             if load is not None and self.fleet.blows:
                 await self._gone_on(load, since=self.fleet.blows[-1].at)
-            await self._workers_ready(len(volley) + 1)
+            await self._workers_ready(min(self.settings.workers, len(volley) + self.settings.left))
             for injury in volley:
                 give_up_at = time.monotonic() + READY_LIMIT_S
                 while await self.fleet.injure(injury) is None and time.monotonic() < give_up_at:
