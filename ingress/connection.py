@@ -47,6 +47,16 @@ class HttpConnection(HttpToolsProtocol):
     _deaf = False  # what more comes is thrown away
     _rest_ends: asyncio.TimerHandle | None = None  # the rest of an answered request is coming
     _rest_bytes = 0
+    _made_at = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._made_at = self.loop.time()
+
+    def expects_first_words(self, patience_s: float) -> bool:
+        """Whether no request has come yet, while there was little time for one."""
+        return self.cycle is None and self.loop.time() - self._made_at < patience_s
 
     def data_received(self, data: bytes) -> None:
         """Take what has come, but not without end while an answer is under way."""

@@ -32,6 +32,12 @@ log = structlog.get_logger()
 _LAST_WORDS_S = 5
 """Time for failure records to reach their readers after the grace time."""
 
+_FIRST_WORDS_S = 1.0
+"""Time for the first request of a connection to come. Without it whoever has just connected when
+the server ends would find the connection cut instead of an answer."""
+
+_LOOK_S = 0.02
+
 _UNSENT_BYTES = 1 << 17
 """What the system holds of a response that its reader has no room for. By default it is megabytes:
 too much for readers who stopped, and one who is slow but steady is not seen to take anything."""
@@ -123,6 +129,22 @@ class Server(uvicorn.Server):
             return False
         self._services.end_answers()
         return True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, but answer whoever got in before."""
+        await asyncio.sleep(0)  # accept those who are at the door: closing it would cut them off
+        for server in self.servers:
+            server.close()
+        while self._expects_first_words():
+            await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110 - ends with the patience for each
+        await super().shutdown(sockets)
+
+    def _expects_first_words(self) -> bool:
+        return any(
+            connection.expects_first_words(_FIRST_WORDS_S)
+            for connection in self.server_state.connections
+            if isinstance(connection, HttpConnection)
+        )
 
 
 def _bound_unsent(listening: socket.socket) -> None:

@@ -22,6 +22,9 @@ ANSWER_LIMIT_S = 150.0
 """A request that has not ended by then hangs: longer than every limit of the service that applies
 to requests as short as these."""
 
+_MOVING_S = 5.0
+"""A silence that begins later after an injury has another reason."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Heard:
@@ -52,6 +55,20 @@ class Heard:
         """The longest time without anything of the answer, from its request on."""
         marks = [self.began, *self.arrivals, self.ended]
         return max(b - a for a, b in itertools.pairwise(marks))
+
+    def silence_at(self, blows: Sequence[float]) -> float:
+        """The longest silence around an injury: what was silent before it counts from it.
+
+        Without an injury meanwhile, the longest of all.
+        """
+        marks = [self.began, *self.arrivals, self.ended]
+        silences = [
+            b - max(a, at)
+            for at in blows
+            for a, b in itertools.pairwise(marks)
+            if a - _MOVING_S <= at < b
+        ]
+        return max(silences, default=self.silence_s)
 
 
 class Load:

@@ -142,8 +142,20 @@ def test_the_load_has_every_dialect_and_the_same_requests_for_a_seed(engine: str
     assert all(("seed" in ask.body) == ask.exact for ask in chance)
 
 
+def test_a_silence_counts_from_its_injury() -> None:
+    answer = heard(b"")  # something came at 0.5 s and 2.5 s, the end at 3 s
+    assert answer.silence_s == 2.0
+    assert answer.silence_at([]) == 2.0
+    assert answer.silence_at([0.25]) == 2.0  # that which began afterwards
+    assert answer.silence_at([1.5]) == 1.0
+    late = heard(b"")
+    late.arrivals, late.ended = array("d", [1.0, 2.0]), 12.0
+    assert late.silence_at([0.5]) == 10.0
+    late.arrivals = array("d", [1.0, 6.0])
+    assert late.silence_at([0.5]) == 5.0  # the one from 6 s on has another reason
+
+
 def test_silences_are_ranked() -> None:
-    assert heard(b"").silence_s == 2.0
     found = gaps([float(n) for n in range(1, 101)])
     assert (found.streams, found.p50, found.p95, found.longest) == (100, 50.0, 95.0, 100.0)
     assert gaps([]).streams == 0

@@ -102,7 +102,8 @@ class Trial:
             judged = Judged(ask=judged.ask, outcome="orphaned", detail=judged.detail)
         self.tally.add(judged)
         if heard.ask.flows and judged.outcome in ("same", "valid"):
-            self.silences_s.append((heard.request_id, heard.silence_s))
+            silence_s = heard.silence_at([blow.at for blow in self.fleet.blows])
+            self.silences_s.append((heard.request_id, silence_s))
 
     def _pod_was_killed(self, heard: Heard) -> bool:
         return any(
@@ -190,7 +191,7 @@ class Trial:
         limit = GAP_LIMIT_S + unharmed.p95
         self.report.require("some streams lost their worker and went on", moved.streams > 0)
         self.report.require(
-            f"their longest silence, p95, at most {GAP_LIMIT_S:g} s more than unharmed",
+            f"their longest silence then, p95, at most {GAP_LIMIT_S:g} s more than unharmed",
             moved.p95 <= limit,
             f"{moved.p95} s; unharmed {unharmed.p95} s",
         )
@@ -231,7 +232,7 @@ class Trial:
             "answers that took more than one attempt": sum(n > 1 for n in attempts),
             "most attempts of one answer": max(attempts, default=0),
             "unharmed runs that disagreed, left out": f"{len(self.baseline.dropped)} requests",
-            "longest silence of a stream whose worker was lost": _gap_text(moved),
+            "longest silence of a stream as its worker was lost": _gap_text(moved),
             "longest silence of a stream, unharmed": _gap_text(unharmed),
             "starts of workers": sum(unit.starts for unit in fleet.workers),
         }

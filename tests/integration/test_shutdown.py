@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.fixtures.processes import Process, free_port, headrace, wait_ready
@@ -149,6 +150,50 @@ async def test_a_kept_connection_gets_one_more_answer() -> None:
         writer.close()
         begun.cancel()
         await asyncio.wait((begun,))
+
+
+@pytest.mark.rule("shutdown.refused")
+async def test_who_connected_just_before_the_end_is_answered() -> None:
+    async with memory_stack(grace_s=10) as stack:
+        host, port = stack.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        terminate(stack)  # nothing runs, so it ends at once
+        await until(lambda: _refuses(host, int(port)))
+        body = orjson.dumps(request_body("chat", SAY))
+        head = f"POST {path_of('chat')} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b'"server_shutting_down"' in answer
+        await closed(writer)
+
+
+@pytest.mark.rule("shutdown.grace")
+async def test_a_client_that_asks_nothing_does_not_hold_up_the_end() -> None:
+    async with memory_stack(grace_s=10) as stack:
+        host, port = stack.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        terminate(stack)
+        async with asyncio.timeout(5):
+            await stack.pods[0].serving
+            assert await reader.read() == b""
+        await closed(writer)
+
+
+async def _refuses(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    await closed(writer)
+    return False
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @dataclass
