@@ -135,8 +135,8 @@ class Server(uvicorn.Server):
         await asyncio.sleep(0)  # accept those who are at the door: closing it would cut them off
         for server in self.servers:
             server.close()
-        while self._expects_first_words():
-            await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110 - ends with the patience for each
+        while self._expects_first_words():  # noqa: ASYNC110 - until none does, in a second
+            await asyncio.sleep(_LOOK_S)
         await super().shutdown(sockets)
 
     def _expects_first_words(self) -> bool:
