@@ -36,6 +36,7 @@ EngineName = Literal["scripted", "sglang"]
 
 _LOOK_S = 0.05
 _LOWEST_PRIORITY = 19
+_HIGH_PRIORITY = -10
 _YIELD_S = 8.0
 _SETTLED = ("job.completed", "job.cancelled", "job.interrupted", "job.failed")
 _PARTS: dict[Victim, str] = {"scheduler": "sglang::scheduler", "detokenizer": "sglang::detoken"}
@@ -109,7 +110,8 @@ class Unit:
         ready_at: When it last said that it is ready, in the monotonic clock.
         injured_at: When it was last injured.
         starts: How often it has been started.
-        yields_until: It has the lowest priority until then, in the monotonic clock; 0 for not.
+        yields_until: It has the lowest priority until then, in the monotonic clock, and a high one
+            until it is ready; 0 for neither.
     """
 
     def __init__(
@@ -184,7 +186,8 @@ class Unit:
         """Have what it starts next wait for everybody else's work, for a while.
 
         In earnest a worker that starts again has processors of its own; here it would take those
-        of the workers that have to go on with its streams.
+        of the workers that have to go on with its streams. Once they do, it starts before all else,
+        or an hour of kills would be a day.
         """
         self.yields_until = time.monotonic() + _YIELD_S
         self._prioritise(_LOWEST_PRIORITY)
@@ -204,8 +207,9 @@ class Unit:
         for line in lines:
             journal.read(self, line)
         if self.yields_until and time.monotonic() > self.yields_until:
-            self.yields_until = 0.0
-            self._prioritise(0)
+            self._prioritise(0 if self.ready else _HIGH_PRIORITY)
+            if self.ready:
+                self.yields_until = 0.0
 
     def kill(self, victim: Victim, number: int) -> Blow | None:
         """SIGKILL to one process of it; None if it has none of that kind now."""
