@@ -193,9 +193,12 @@ class Unit:
         self._prioritise(_LOWEST_PRIORITY)
 
     def _prioritise(self, nice: int) -> None:
-        if self.role == "worker" and not self.ended() and os.geteuid() == 0:  # else it is for ever
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PGRP, self.pid, nice)
+        if self.role != "worker" or self.ended() or os.geteuid() != 0:  # else it is for ever
+            return
+        found = self.processes()
+        for leader in {found[name].pid for name in ("supervisor", "worker") if name in found}:
+            with suppress(OSError):  # each leads a group, with all that it has started
+                os.setpriority(os.PRIO_PGRP, leader, nice)
 
     def look(self, journal: Journal) -> None:
         """Read what it has written since, and start it again if it has ended."""
