@@ -19,13 +19,23 @@ from ingress.routes.health import health_routes
 from ingress.routes.inference import inference_routes
 from ingress.routes.models import model_routes
 from ingress.settings import IngressSettings
+from ingress.stores.base import BatchStore
+from schemas.blobs.base import BlobStore
 from schemas.transport.base import Dispatcher
 
 
 def build_services(
-    settings: IngressSettings, dispatcher: Dispatcher, *, media: Media | None = None
+    settings: IngressSettings,
+    dispatcher: Dispatcher,
+    *,
+    media: Media | None = None,
+    store: BatchStore | None = None,
+    blobs: BlobStore | None = None,
 ) -> Services:
-    """Everything a request needs; `media` is made from the settings unless it is given."""
+    """Everything a request needs; `media` is made from the settings unless it is given.
+
+    Without `store` and `blobs` there are no files and batches.
+    """
     return Services(
         settings=settings,
         dispatcher=dispatcher,
@@ -37,6 +47,8 @@ def build_services(
         authenticator=Authenticator(settings.all_keys),
         metrics=IngressMetrics(),
         media=media or Media(settings.media),
+        store=store,
+        blobs=blobs,
     )
 
 

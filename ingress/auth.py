@@ -20,9 +20,14 @@ _INVALID = "The API key is not valid."
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Whom a key names."""
+    """Whom a key names.
+
+    Attributes:
+        account: Whose files and batches it sees.
+    """
 
     name: str
+    account: str = "anonymous"
 
 
 ANONYMOUS = Principal("anonymous")
@@ -64,7 +69,12 @@ class Authenticator:
                 found = number
         if not found:
             raise InvalidApiKey(_INVALID)
-        return Principal(f"key-{found}")
+        return Principal(f"key-{found}", account=_account(digest))
+
+
+def _account(digest: bytes) -> str:
+    """The account of a key that stands for itself: the same wherever it is in the list of keys."""
+    return hashlib.sha256(b"headrace account\0" + digest).hexdigest()[:24]
 
 
 def _presented(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:

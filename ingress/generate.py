@@ -29,7 +29,9 @@ from ingress.generation import Generation, outcome_of
 from ingress.media import Media, has_links
 from ingress.metrics import IngressMetrics
 from ingress.settings import IngressSettings
+from ingress.stores.base import BatchStore
 from schemas import telemetry
+from schemas.blobs.base import BlobStore
 from schemas.errors import ErrorInfo, ErrorKind, ModelOverloaded, ServiceError
 from schemas.job import Job
 from schemas.model_card import ModelCard
@@ -42,6 +44,8 @@ class Services:
     """What a request needs of the process it runs in.
 
     Attributes:
+        store: Records of files and batches; None where there are none.
+        blobs: Their contents; None where there are no files, batches and large Jobs.
         answers: The answers under way, for shutting down.
     """
 
@@ -54,7 +58,11 @@ class Services:
         authenticator: Authenticator,
         metrics: IngressMetrics,
         media: Media,
+        store: BatchStore | None = None,
+        blobs: BlobStore | None = None,
     ) -> None:
+        self.store = store
+        self.blobs = blobs
         self.settings = settings
         self.dispatcher = dispatcher
         self.catalog = catalog

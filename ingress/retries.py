@@ -28,6 +28,7 @@ Loss: TypeAlias = Literal[
     "unclaimed",
     "blocked",
     "duplicated",
+    "yielded",
 ]
 """Why an attempt will not go on.
 
@@ -37,6 +38,7 @@ so.
 what it said is missing. `suspended`: too much was unread. `disconnected`: the broker is gone.
 `unclaimed`: no worker accepts it although some have room, so one that hangs may have it. `blocked`:
 nothing was heard of it, but then the broker lets nobody speak. `duplicated`: two workers run it.
+`yielded`: it is batch work and made room for a live request.
 """
 
 MAX_STRIKES: Final = 2

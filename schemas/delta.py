@@ -203,11 +203,12 @@ class Interrupted(msgspec.Struct, frozen=True, array_like=True, tag="interrupted
     Attributes:
         reason: `redelivered`: the worker that had it is gone, or was taken from the broker.
             `engine_lost`: the worker's engine died or hangs. `draining`: the worker is leaving.
-            `unreadable`: the worker cannot reach the store that the Job lies in.
+            `unreadable`: the worker cannot reach the store that the Job lies in. `yielded`: it is
+            batch work and made room for a live request.
             The first two may be the Job's own fault.
     """
 
-    reason: Literal["redelivered", "engine_lost", "draining", "unreadable"]
+    reason: Literal["redelivered", "engine_lost", "draining", "unreadable", "yielded"]
 
 
 Delta: TypeAlias = (

@@ -275,6 +275,57 @@ class ModelNotFound(RequestError):
     code = "model_not_found"
 
 
+class FileNotFound(RequestError):
+    kind = ErrorKind.NOT_FOUND
+    status = 404
+    code = "file_not_found"
+
+
+class BatchNotFound(RequestError):
+    kind = ErrorKind.NOT_FOUND
+    status = 404
+    code = "batch_not_found"
+
+
+class InputFileNotFound(RequestError):
+    """A batch is to be made of a file that is not there."""
+
+    code = "file_not_found"
+
+
+class FileIsInUse(RequestError):
+    """Not 409, which official clients would try again."""
+
+    code = "file_in_use"
+
+
+class BatchNotCancellable(RequestError):
+    code = "batch_not_cancellable"
+
+
+class BatchNotEnded(RequestError):
+    code = "batch_not_ended"
+
+
+class BatchLimitExceeded(RequestError):
+    """Too many unfinished batches; trying again at once would not help."""
+
+    kind = ErrorKind.RATE_LIMIT
+    status = 429
+    code = "batch_limit_exceeded"
+    retryable = False
+    default_retry_after_s = 60
+
+
+class BatchZdrNotSupported(RequestError):
+    status = 422
+    code = "batch_zdr_not_supported"
+
+
+class IdempotencyKeyReused(RequestError):
+    code = "idempotency_key_reused"
+
+
 class EndpointNotSupported(RequestError):
     kind = ErrorKind.NOT_FOUND
     status = 404

@@ -15,7 +15,7 @@ Rules every store obeys (the contract suite checks them):
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Protocol
 
 _KEY = re.compile(r"[a-z]+/[a-z0-9_-]+(\.[a-z0-9.]+)?")
@@ -47,6 +47,26 @@ class BlobStore(Protocol):
         Raises:
             BlobMissing: There is none.
             BlobStoreUnavailable: There may be one.
+        """
+        ...
+
+    async def write(self, key: str, pieces: AsyncIterable[bytes]) -> int:
+        """Store what comes in pieces, in constant memory, to last; returns its size in bytes.
+
+        What `pieces` raises is raised, and nothing was stored. An earlier blob of that key is
+        replaced. Unlike after `put`, the blob is there after a power cut.
+
+        Raises:
+            BlobStoreUnavailable: It was not stored.
+        """
+        ...
+
+    def read(self, key: str) -> AsyncIterator[bytes]:
+        """The blob in pieces, in constant memory.
+
+        Raises:
+            BlobMissing: There is none; with the first piece, so before anything was delivered.
+            BlobStoreUnavailable: The rest cannot be had.
         """
         ...
 

@@ -1,0 +1,1 @@
+"""Batches: their life, their lines, and the batcher that runs them."""

@@ -1,0 +1,1 @@
+"""What outlives the process: the port of files and batches, and its stores."""
