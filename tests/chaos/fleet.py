@@ -110,8 +110,6 @@ class Unit:
         ready_at: When it last said that it is ready, in the monotonic clock.
         injured_at: When it was last injured.
         starts: How often it has been started.
-        yields_until: It has the lowest priority until then, in the monotonic clock, and a high one
-            until it is ready; 0 for neither.
     """
 
     def __init__(
@@ -123,7 +121,8 @@ class Unit:
         self.ready_at = 0.0
         self.injured_at = 0.0
         self.starts = 0
-        self.yields_until = 0.0
+        self._yields_until = 0.0  # in the monotonic clock; 0 where it does not start again
+        self._nice: dict[int, int] = {}
         self._args = args
         self._process: subprocess.Popen[bytes] | None = None
         self._offset = 0
@@ -189,16 +188,19 @@ class Unit:
         of the workers that have to go on with its streams. Once they do, it starts before all else,
         or an hour of kills would be a day.
         """
-        self.yields_until = time.monotonic() + _YIELD_S
-        self._prioritise(_LOWEST_PRIORITY)
+        self._yields_until = time.monotonic() + _YIELD_S
 
-    def _prioritise(self, nice: int) -> None:
-        if self.role != "worker" or self.ended() or os.geteuid() != 0:  # else it is for ever
+    def _prioritise(self) -> None:
+        if not self._yields_until or self.ended() or os.geteuid() != 0:  # else it is for ever
             return
+        nice = _HIGH_PRIORITY if time.monotonic() > self._yields_until else _LOWEST_PRIORITY
+        if self.ready:
+            nice, self._yields_until = 0, 0.0
         found = self.processes()
         for leader in {found[name].pid for name in ("supervisor", "worker") if name in found}:
-            with suppress(OSError):  # each leads a group, with all that it has started
-                os.setpriority(os.PRIO_PGRP, leader, nice)
+            if self._nice.get(leader) != nice:
+                self._nice[leader] = nice
+                _set_priority(leader, nice)
 
     def look(self, journal: Journal) -> None:
         """Read what it has written since, and start it again if it has ended."""
@@ -209,10 +211,7 @@ class Unit:
         *lines, self._rest = (self._rest + written).split(b"\n")
         for line in lines:
             journal.read(self, line)
-        if self.yields_until and time.monotonic() > self.yields_until:
-            self._prioritise(0 if self.ready else _HIGH_PRIORITY)
-            if self.ready:
-                self.yields_until = 0.0
+        self._prioritise()
 
     def kill(self, victim: Victim, number: int) -> Blow | None:
         """SIGKILL to one process of it; None if it has none of that kind now."""
@@ -440,6 +439,13 @@ def _engine_arguments(engine: EngineName) -> tuple[str, ...]:
         return ("--engine", "scripted", "--model", "scripted")
     # Without its prefix cache a worker always counts the same cached tokens: none.
     return ("--model", str(tiny.cached()), "--engine-arg", "disable_radix_cache=true")
+
+
+def _set_priority(leader: int, nice: int) -> None:
+    """Of all processes of a group that is also a session, among each other and as a whole."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, leader, nice)
+        Path(f"/proc/{leader}/autogroup").write_text(str(nice))
 
 
 def _alive(process: psutil.Process) -> bool:
