@@ -15,7 +15,7 @@ Rules every store obeys (the contract suite checks them):
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Protocol
 
 _KEY = re.compile(r"[a-z]+/[a-z0-9_-]+(\.[a-z0-9.]+)?")
@@ -78,8 +78,10 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def list(self, folder: str) -> Sequence[str]:
+    async def list(self, folder: str) -> Mapping[str, float]:
         """Keys in a folder such as `jobs`, in no order, with what unfinished puts left.
+
+        Each with the Unix time when it was last written, by the store's clock.
 
         Raises:
             BlobStoreUnavailable: Not known.
