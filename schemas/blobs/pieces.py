@@ -5,10 +5,10 @@ It must not know of any store.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable
 
 
-async def gathered(pieces: AsyncIterable[bytes], size: int) -> AsyncIterator[bytes]:
+async def gathered(pieces: AsyncIterable[bytes], size: int) -> AsyncGenerator[bytes, None]:
     """The same bytes in pieces of exactly `size` bytes; the last may be smaller, but not empty.
 
     Without any bytes there is one empty piece.
