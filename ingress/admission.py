@@ -6,19 +6,16 @@ A refused request never holds a slot. The slot is given back exactly once.
 from __future__ import annotations
 
 import asyncio
-import json  # noqa: TID251 - the only parser that shows every name of an object
-import re
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from ingress.backlog import Backlog, Overload, Place
 from ingress.generation import Phase
+from ingress.strict_json import decode_json
 from schemas.errors import (
     ClientClosedRequest,
-    InvalidJson,
     ModelZdrNotSupported,
     RequestBodyTimeout,
     RequestTooLarge,
@@ -26,12 +23,6 @@ from schemas.errors import (
     UnsupportedMediaType,
 )
 from schemas.model_card import ModelCard
-
-MAX_DEPTH = 128
-"""Nesting of JSON values. Tool schemas in use stay below 30; deeper ones only exhaust stacks."""
-
-_NAME_TWICE = "An object in the request body has the same name twice."
-_ESCAPED_COLON = re.compile(rb"\\u003[aA]")
 
 
 class Slot:
@@ -174,68 +165,3 @@ async def read_json(request: Request, *, max_bytes: int, idle_s: float, upload_s
 
 def _too_large(max_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(f"The request body must be under {max_bytes} bytes.")
-
-
-def decode_json(body: bytes) -> Any:
-    """Strict JSON: UTF-8, no NaN, no lone surrogates, no name twice, bounded depth.
-
-    Raises:
-        InvalidJson: It is not.
-    """
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        # The parser's text may quote the input.
-        raise InvalidJson("The request body is not valid JSON.") from None
-    # The walk costs; few brackets cannot nest deeply.
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:
-        _check_depth(value)
-    _check_names(value, body)
-    return value
-
-
-def _check_depth(value: Any) -> None:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
-    raise InvalidJson(f"The request body nests deeper than {MAX_DEPTH} levels.")
-
-
-def _check_names(value: Any, body: bytes) -> None:
-    """Refuses an object with the same name twice: readers differ in which of the two counts.
-
-    The parser keeps one of them and does not tell. But every colon of the text either follows a
-    name or stands in a string, so one that the parsed value lacks went with a lost name.
-    """
-    if _ESCAPED_COLON.search(body):
-        # It is no colon in the text, but one in the value. Hardly anybody writes one.
-        json.loads(body, object_pairs_hook=_with_unique_names, parse_int=float)
-        return
-    missing = body.count(b":")
-    level = [value]
-    while missing and level:
-        below: list[Any] = []
-        for node in level:
-            if type(node) is str:
-                missing -= node.count(":")
-            elif type(node) is list:
-                below += node
-            elif type(node) is dict:
-                missing -= len(node)
-                below += node
-                below += node.values()
-        level = below
-    if missing:
-        raise InvalidJson(_NAME_TWICE)
-
-
-def _with_unique_names(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) != len(pairs):
-        raise InvalidJson(_NAME_TWICE)

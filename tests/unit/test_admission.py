@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingress.admission import MAX_DEPTH, decode_json
+from ingress.strict_json import MAX_DEPTH, decode_json
 from schemas.errors import InvalidJson
 
 VALUES = st.recursive(

@@ -20,7 +20,13 @@ PACKAGES = ("schemas", "ingress", "workers")
 PURE = (
     "schemas/",
     "ingress/dialects/",
+    "ingress/batch/input_check.py",
     "ingress/batch/lifecycle.py",
+    "ingress/batch/lines.py",
+    "ingress/batch/objects.py",
+    "ingress/batch/request_cutter.py",
+    "ingress/batch/result_lines.py",
+    "ingress/strict_json.py",
     "workers/parsing/",
 )
 IMPURE = ("schemas/blobs/", "schemas/options.py", "schemas/telemetry.py", "schemas/transport/")
