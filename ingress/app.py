@@ -15,6 +15,7 @@ from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
 from ingress.routes.documentation import documentation_routes
+from ingress.routes.files import file_routes
 from ingress.routes.health import health_routes
 from ingress.routes.inference import inference_routes
 from ingress.routes.models import model_routes
@@ -59,6 +60,7 @@ def build_app(services: Services) -> ASGIApp:
     install_error_handlers(app)
     app.include_router(inference_routes(services))
     app.include_router(model_routes(services))
+    app.include_router(file_routes(services))
     app.include_router(health_routes(services))
     app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -40,13 +41,23 @@ from schemas.transport.base import Dispatcher
 log = structlog.get_logger()
 
 
+class UnderWay(Protocol):
+    """What a process that ends must wait for or give up."""
+
+    def refuse(self) -> None:
+        """The process takes no more work: give it up if it has not begun."""
+
+    def shut_down(self) -> None:
+        """The process ends: give it up."""
+
+
 class Services:
     """What a request needs of the process it runs in.
 
     Attributes:
         store: Records of files and batches; None where there are none.
         blobs: Their contents; None where there are no files, batches and large Jobs.
-        answers: The answers under way, for shutting down.
+        answers: The answers and transfers under way, for shutting down.
     """
 
     def __init__(
@@ -72,7 +83,7 @@ class Services:
         self.admission = Admission(
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
         )
-        self.answers: set[Answer] = set()
+        self.answers: set[UnderWay] = set()
 
     def profile_of(self, principal: Principal) -> Profile:
         """The dialect profile of a principal's requests: the deployment's, for everybody."""

@@ -81,6 +81,18 @@ class IngressMetrics:
         self.output_tokens = Counter(
             "headrace_output_tokens_total", "Generated tokens", ["model"], registry=self.registry
         )
+        self.transfers = Counter(
+            "headrace_file_transfers_total",
+            "Uploads and downloads of files ended, by direction and how",
+            ["direction", "outcome"],
+            registry=self.registry,
+        )
+        self.transferred_bytes = Counter(
+            "headrace_file_bytes_total",
+            "Bytes of files uploaded and downloaded, whatever became of the transfer",
+            ["direction"],
+            registry=self.registry,
+        )
         self.workers = Gauge(
             "headrace_workers", "Workers heard of", ["model"], registry=self.registry
         )

@@ -29,6 +29,7 @@ class TimeLimits(BaseModel):
         write_s: How long a reader may take nothing before the stream is given up.
         body_s: Silence while the request body is uploaded.
         upload_s: The whole upload.
+        file_upload_s: The upload of a whole file.
         count_s: How long a worker may take to count a prompt before it is estimated.
     """
 
@@ -47,6 +48,7 @@ class TimeLimits(BaseModel):
     write_s: float = Field(default=60.0, gt=0)
     body_s: float = Field(default=60.0, gt=0)
     upload_s: float = Field(default=600.0, gt=0)
+    file_upload_s: float = Field(default=3600.0, gt=0)
     count_s: float = Field(default=2.0, gt=0)
 
 
@@ -82,6 +84,7 @@ class IngressSettings(BaseModel):
         config: What the configuration file says.
         api_keys: Accepted keys beside those of the file.
         max_body_bytes: Bodies of this size and above are refused.
+        max_file_bytes: Files may have this size.
         max_concurrent: Requests in flight in this process.
         max_queued: Requests of one model that wait for a worker, in this process.
         max_queued_tokens: Tokens of their prompts, about.
@@ -97,6 +100,7 @@ class IngressSettings(BaseModel):
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     profile: ProfileName = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
+    max_file_bytes: int = Field(default=512_000_000, gt=0)
     max_concurrent: int = Field(default=4096, gt=0)
     max_queued: int = Field(default=1000, gt=0)
     max_queued_tokens: int = Field(default=8_000_000, gt=0)

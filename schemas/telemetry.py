@@ -21,6 +21,9 @@ REQUEST_COMPLETED: Final = "request.completed"
 COUNT_COMPLETED: Final = "count.completed"
 """The same for a request that only counts tokens."""
 
+FILE_TRANSFERRED: Final = "file.transferred"
+"""The same for an upload or a download."""
+
 JOB_FAILED: Final = "job.failed"
 JOB_CANCELLED: Final = "job.cancelled"
 JOB_INTERRUPTED: Final = "job.interrupted"

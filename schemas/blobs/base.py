@@ -15,7 +15,7 @@ Rules every store obeys (the contract suite checks them):
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Protocol
 
 _KEY = re.compile(r"[a-z]+/[a-z0-9_-]+(\.[a-z0-9.]+)?")
@@ -61,8 +61,8 @@ class BlobStore(Protocol):
         """
         ...
 
-    def read(self, key: str) -> AsyncIterator[bytes]:
-        """The blob in pieces, in constant memory.
+    def read(self, key: str) -> AsyncGenerator[bytes, None]:
+        """The blob in pieces, in constant memory. Close it if it is not read to its end.
 
         Raises:
             BlobMissing: There is none; with the first piece, so before anything was delivered.

@@ -13,7 +13,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import FileIO
@@ -88,7 +88,7 @@ class DirectoryStore:
             raise
         return size
 
-    async def read(self, key: str) -> AsyncIterator[bytes]:
+    async def read(self, key: str) -> AsyncGenerator[bytes, None]:
         check_key(key)
         reader = _Reader(self.root / key)
         try:

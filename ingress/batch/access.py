@@ -1,0 +1,43 @@
+"""Who may come to the files and batches of a server, and whether it has any."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+
+from ingress.generate import Services
+from ingress.stores.base import BatchStore
+from schemas.blobs.base import BlobStore
+from schemas.errors import BatchZdrNotSupported, EndpointNotSupported
+
+
+class Stores(msgspec.Struct, frozen=True):
+    """Where records and contents of files and batches are."""
+
+    records: BatchStore
+    blobs: BlobStore
+
+
+def stores_of(services: Services) -> Stores:
+    """Both.
+
+    Raises:
+        EndpointNotSupported: The server runs without.
+    """
+    if services.store is None or services.blobs is None:
+        raise EndpointNotSupported(
+            "This server has no files and batches: it runs without a database and a blob store."
+        )
+    return Stores(services.store, services.blobs)
+
+
+def check_batch_zdr(request: Request) -> None:
+    """Refuse to store anything for who requires zero data retention.
+
+    Raises:
+        BatchZdrNotSupported: It is required.
+    """
+    if request.headers.get("wafer-zdr", "").strip().lower() == "required":
+        raise BatchZdrNotSupported(
+            "Files and batches are stored, so they cannot be had with zero data retention."
+        )
