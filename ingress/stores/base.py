@@ -12,7 +12,8 @@ Rules every store obeys (the contract suite checks them):
 * Whoever lost a lease can change nothing under it.
 * Nothing blocks the event loop.
 
-All methods raise `StoreUnavailable` where the database cannot be reached or fails.
+All methods raise `StoreUnavailable` where the database cannot be reached or fails. If that comes
+while a change is made, the change may have happened all the same: look before making it again.
 """
 
 from __future__ import annotations
@@ -220,6 +221,10 @@ class BatchStore(Protocol):
 
     def results(self, batch_id: str) -> AsyncIterator[tuple[int, Outcome, bytes]]:
         """Line number, outcome and text of every result, ascending; read in small parts."""
+        ...
+
+    async def undropped(self, limit: int) -> Sequence[str]:
+        """Batches that have ended and still have results: who ended them died before dropping."""
         ...
 
     async def drop_results(self, batch_id: str) -> None:

@@ -1,0 +1,261 @@
+"""A database behind a URL: its engine, its transactions, and what its errors mean.
+
+Knows SQLite and PostgreSQL, and what is particular to each; knows no table.
+
+What is repeated and what is not: a transaction that the database has rolled back is run again. If
+the connection breaks while it commits, nobody can tell whether it has happened; then it is run
+again only if that makes no difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from ingress.stores.base import StoreUnavailable
+
+T = TypeVar("T")
+Work = Callable[[AsyncConnection], Awaitable[T]]
+
+_ATTEMPTS: Final = 6
+_LEAST_PAUSE_S: Final = 0.02
+_ROLLED_BACK: Final = ("40001", "40P01")
+"""SQLSTATE of a serialisation failure and a deadlock: the other transaction went through."""
+
+_CONNECT_TIMEOUT_S: Final = 10.0
+_COMMAND_TIMEOUT_S: Final = 60.0
+_POOL_SIZE: Final = 8
+_BUSY_TIMEOUT_S: Final = 15.0
+_LARGEST_WAL_BYTES: Final = 64 << 20
+_VACUUMED_PAGES: Final = 2000
+
+
+class BadDatabaseUrl(ValueError):
+    """No database that we know can be at this URL; the text says why, without the URL."""
+
+
+class Database:
+    """Runs functions of a connection as transactions. Made by `open_database`."""
+
+    def __init__(self, engine: AsyncEngine, *, one_writer: bool) -> None:
+        self.engine = engine
+        # SQLite lets the writers of one file wait for one another by polling, in no order.
+        # Those of this process queue here instead.
+        self._writing = asyncio.Semaphore(1) if one_writer else None
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    async def read(self, work: Work[T]) -> T:
+        """Run statements that change nothing, each of which sees what is committed by then."""
+        return await self._retried(work, self._reading, repeatable=True)
+
+    async def write(self, work: Work[T], *, repeatable: bool = False) -> T:
+        """Run one transaction.
+
+        Args:
+            work: May run more than once.
+            repeatable: Whether the transaction may take place twice.
+        """
+        return await self._retried(work, self._transaction, repeatable=repeatable)
+
+    async def give_room_back(self) -> None:
+        """Return what was deleted to the file system, as far as the database does not by itself."""
+        if self._writing is None:
+            return
+        more = True
+        while more:  # in small parts, so that nobody waits long to write
+            # Like this, it would only be a delay: the room is used again, or given back next time.
+            with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
+                async with self._writing, self._reading() as connection:
+                    free = "PRAGMA freelist_count"
+                    more = (await connection.exec_driver_sql(free)).scalar_one() > _VACUUMED_PAGES
+                    driver = (await connection.get_raw_connection()).driver_connection
+                    assert driver is not None
+                    # Only a script is run to its end: each step of this statement frees one page.
+                    await driver.executescript(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})")
+                continue
+            more = False
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+    async def _retried(
+        self,
+        work: Work[T],
+        begin: Callable[[], contextlib.AbstractAsyncContextManager[AsyncConnection]],
+        *,
+        repeatable: bool,
+    ) -> T:
+        for attempt in range(1, _ATTEMPTS + 1):
+            worked = False
+            try:
+                async with begin() as connection:
+                    result = await work(connection)
+                    worked = True
+                return result
+            except IntegrityError:
+                raise  # of ours: the database does as it was told
+            except (SQLAlchemyError, OSError) as error:
+                rolled_back = _sqlstate(error) in _ROLLED_BACK
+                lost = self._lost_connection(error) and (repeatable or not worked)
+                if attempt == _ATTEMPTS or not (rolled_back or lost):
+                    raise _unavailable(error) from error
+            # Which of several goes first next time is chance's; a restart takes some seconds.
+            await asyncio.sleep(_LEAST_PAUSE_S * 2**attempt * random.uniform(0.5, 1))
+        raise AssertionError("unreachable")
+
+    def _lost_connection(self, error: Exception) -> bool:
+        if self.is_sqlite:
+            return False  # it has waited already
+        state = _sqlstate(error)
+        if state is not None:  # 57P01 to 57P03: it is shutting down or starting
+            return state.startswith(("08", "57P"))
+        if isinstance(error, DBAPIError):
+            return error.connection_invalidated
+        return isinstance(error, OSError) and not isinstance(error, TimeoutError)
+
+    @contextlib.asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        async with self.engine.connect() as connection:
+            yield await connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        async with self._writing or contextlib.nullcontext(), self.engine.begin() as connection:
+            yield connection
+
+
+def open_database(url: str, *, busy_timeout_s: float = _BUSY_TIMEOUT_S) -> Database:
+    """The database at a URL such as `sqlite:////var/lib/headrace.db` or `postgresql://host/name`.
+
+    A driver in the scheme (`postgresql+psycopg`) says nothing. Nothing is connected yet.
+
+    Raises:
+        BadDatabaseUrl: It cannot be used.
+        StoreUnavailable: The file of an SQLite database can be neither found nor made.
+    """
+    scheme, colon, rest = url.partition("://")
+    kind = scheme.partition("+")[0].lower()
+    if not colon:
+        raise BadDatabaseUrl("A database URL begins with sqlite:/// or postgresql://.")
+    if kind == "sqlite":
+        return Database(_sqlite(f"sqlite://{rest}", busy_timeout_s), one_writer=True)
+    if kind in ("postgresql", "postgres"):
+        return Database(_postgresql(f"postgresql://{rest}"), one_writer=False)
+    raise BadDatabaseUrl(f"There is no store for {kind!r}, only for sqlite and postgresql.")
+
+
+# --- SQLite ---------------------------------------------------------------------------------------
+
+
+def _sqlite(url: str, busy_timeout_s: float) -> AsyncEngine:
+    parts = sa.make_url(url)
+    if not parts.database or parts.database == ":memory:" or parts.host or parts.query:
+        raise BadDatabaseUrl(
+            "An SQLite URL is sqlite:/// and the path of a file, which begins with another slash "
+            "if it is absolute."
+        )
+    path = Path(parts.database)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Nobody else is to read it: it holds what models answered.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(
+            "The database cannot be opened.", diagnostic=f"{path}: {error.strerror}"
+        ) from error
+    engine = create_async_engine(
+        sa.URL.create("sqlite+aiosqlite", database=str(path)),
+        pool_size=_POOL_SIZE,
+        max_overflow=0,
+        hide_parameters=True,
+        connect_args={"timeout": busy_timeout_s, "isolation_level": None},
+    )
+
+    @sa.event.listens_for(engine.sync_engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        # Before there is a first table: so the room of dropped results can be given back.
+        cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        # Readers see what was committed while somebody writes, and a commit is one fsync.
+        cursor.execute("PRAGMA journal_mode = WAL")
+        # What was told to a client outlives a power cut too, not only a killed process.
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute(f"PRAGMA journal_size_limit = {_LARGEST_WAL_BYTES}")
+        cursor.close()
+
+    @sa.event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # A transaction that first reads and then wants to write would fail at once if somebody
+        # else wrote in between. So it claims the right to write when it begins.
+        if connection.get_execution_options().get("isolation_level") != "AUTOCOMMIT":
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------
+
+
+def _postgresql(url: str) -> AsyncEngine:
+    import asyncpg
+
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    # The driver understands what libpq does (sslmode, several hosts, …) but for this one.
+    try:
+        pool_size = int(query.pop("pool_size", _POOL_SIZE))
+        connect_timeout_s = float(query.pop("connect_timeout", _CONNECT_TIMEOUT_S))
+    except ValueError as error:
+        raise BadDatabaseUrl("pool_size and connect_timeout are numbers.") from error
+    if pool_size < 1:
+        raise BadDatabaseUrl("pool_size is at least 1.")
+    query.setdefault("application_name", "headrace")
+    dsn = urlunsplit(parts._replace(query=urlencode(query)))
+
+    async def connect() -> Any:
+        return await asyncpg.connect(
+            dsn, timeout=connect_timeout_s, command_timeout=_COMMAND_TIMEOUT_S
+        )
+
+    return create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=connect,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=_CONNECT_TIMEOUT_S,
+        pool_pre_ping=True,
+        hide_parameters=True,
+        isolation_level="READ COMMITTED",
+    )
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def _sqlstate(error: Exception) -> str | None:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(cause, "sqlstate", None)
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+    reason = str(cause).partition("\n")[0]
+    return StoreUnavailable(
+        "The store of files and batches is not available.",
+        diagnostic=f"{type(cause).__name__}: {reason}",
+    )

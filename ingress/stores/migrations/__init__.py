@@ -1,0 +1,1 @@
+"""Alembic's environment; run by `ingress.stores.schema`."""

@@ -1,0 +1,146 @@
+"""Brings the tables of a database up to date, and says whether they are.
+
+The revisions are in `ingress/stores/migrations/versions`. Each migration is one transaction, and
+one process at a time migrates: the others wait, and find nothing left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ingress.stores.database import Database
+
+MIGRATIONS: Final = Path(__file__).with_name("migrations")
+
+_ONE_MIGRATES: Final = 0x6865616472616365
+"""Key of PostgreSQL's advisory lock: "headrace"."""
+
+
+class SchemaMismatch(Exception):
+    """The tables are not those that this program needs; the text says what to do."""
+
+
+class UnknownRevision(Exception):
+    """There is no such revision, or no way to it from where the database is."""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the tables of a database stand.
+
+    Attributes:
+        revision: None if there are none.
+        newest: That this program knows.
+        known: Whether this program knows `revision`.
+    """
+
+    revision: str | None
+    newest: str
+    known: bool
+
+
+async def status(database: Database) -> Status:
+    async def work(connection: AsyncConnection) -> Status:
+        return await connection.run_sync(_status)
+
+    return await database.read(work)
+
+
+async def require_current(database: Database) -> None:
+    """Check that the tables are those that this program was made for.
+
+    Raises:
+        SchemaMismatch: They are not.
+    """
+    found = await status(database)
+    if not found.known:
+        raise SchemaMismatch(_newer(found))
+    if found.revision is None:
+        raise SchemaMismatch("The database has no tables yet. Run: headrace database upgrade")
+    if found.revision != found.newest:
+        raise SchemaMismatch(
+            f"The database is at revision {found.revision}, and this program needs "
+            f"{found.newest}. Run: headrace database upgrade"
+        )
+
+
+async def upgrade(database: Database, revision: str = "head") -> None:
+    """Bring the tables to a revision that is not older than theirs.
+
+    Raises:
+        SchemaMismatch: They are of a newer program.
+        UnknownRevision: There is no such revision above theirs.
+    """
+
+    def migrate(connection: sa.Connection) -> None:
+        found = _status(connection)
+        if not found.known:
+            raise SchemaMismatch(_newer(found))
+        if found.revision != found.newest:
+            command.upgrade(_config(connection), revision)
+
+    await _migrate(database, migrate)
+
+
+async def downgrade(database: Database, revision: str) -> None:
+    """Bring the tables back to an older revision, or `base` for none at all.
+
+    Raises:
+        SchemaMismatch: They are of a newer program.
+        UnknownRevision: There is no such revision below theirs.
+    """
+
+    def migrate(connection: sa.Connection) -> None:
+        found = _status(connection)
+        if not found.known:
+            raise SchemaMismatch(_newer(found))
+        command.downgrade(_config(connection), revision)
+
+    await _migrate(database, migrate)
+
+
+async def _migrate(database: Database, migrate: Callable[[sa.Connection], None]) -> None:
+    async def work(connection: AsyncConnection) -> None:
+        if not database.is_sqlite:
+            lock = sa.select(sa.func.pg_advisory_xact_lock(sa.literal(_ONE_MIGRATES)))
+            await connection.execute(lock)
+        await connection.run_sync(migrate)
+
+    try:
+        await database.write(work)
+    except CommandError as error:
+        raise UnknownRevision(str(error)) from error
+
+
+def _status(connection: sa.Connection) -> Status:
+    scripts = ScriptDirectory.from_config(_config())
+    known = {script.revision for script in scripts.walk_revisions()}
+    newest = scripts.get_current_head()
+    assert newest is not None
+    revision = MigrationContext.configure(connection).get_current_revision()
+    return Status(revision=revision, newest=newest, known=revision is None or revision in known)
+
+
+def _newer(found: Status) -> str:
+    return (
+        f"The database is at revision {found.revision}, which this program does not know: a newer "
+        f"one has been there. This one knows revisions up to {found.newest}. Install the newer "
+        "program, or let it downgrade the database."
+    )
+
+
+def _config(connection: sa.Connection | None = None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
