@@ -12,11 +12,11 @@ import uvloop
 
 from ingress.app import build_app, build_services
 from ingress.config import Config, ConfigError, load_config
+from ingress.options import database_option, opened_store
 from ingress.server import Server
 from ingress.settings import IngressSettings, TimeLimits
 from schemas import telemetry
 from schemas.blobs.base import BlobStore
-from schemas.blobs.directory import DirectoryStore
 from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
 from schemas.options import AmqpUrl, blobs_option, log_level_option, option, stacked
@@ -148,13 +148,15 @@ def warn_if_open(settings: IngressSettings) -> None:
     help="The broker, such as amqp://user:password@host:5672/vhost.",
 )
 @blobs_option()
+@database_option()
 @option("--engine", env="ENGINE", hidden=True, help="Ignored: workers choose their engine.")
 @option("--upstream-url", env="UPSTREAM_URL", hidden=True, help="Ignored: see `headrace worker`.")
 @ingress_options
 def ingress(
     model: str | None,
     amqp_url: str,
-    blobs: DirectoryStore | None,
+    blobs: BlobStore | None,
+    database: str | None,
     engine: str | None,
     upstream_url: str | None,
     log_level: str,
@@ -165,15 +167,19 @@ def ingress(
     telemetry.configure_logging(log_level)
     settings = ingress_settings(values)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
+    if database is not None and blobs is None:
+        raise click.UsageError("--database needs --blobs: that is where the files themselves lie.")
     warn_if_open(settings)
-    run(_serve(settings, amqp_url, blobs))
+    run(_serve(settings, amqp_url, blobs, database))
 
 
-async def _serve(settings: IngressSettings, amqp_url: str, blobs: BlobStore | None) -> None:
+async def _serve(
+    settings: IngressSettings, amqp_url: str, blobs: BlobStore | None, database: str | None
+) -> None:
     dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress", blobs=blobs)
     try:
-        services = build_services(settings, dispatcher)
-        async with swept(blobs):
+        async with opened_store(database) as store, swept(blobs):
+            services = build_services(settings, dispatcher, store=store, blobs=blobs)
             await Server(build_app(services), services, on_ready=_say_where).serve()
     finally:
         await dispatcher.close()

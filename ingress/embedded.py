@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,8 +24,9 @@ from ingress.commands import (
     run,
     warn_if_open,
 )
+from ingress.options import DataDirectory, data_directory, data_option, opened_store
 from ingress.server import Server
-from ingress.settings import IngressSettings
+from ingress.settings import IngressSettings, data_dir
 from schemas import telemetry
 from schemas.model_card import served_id
 from schemas.options import READY_OPTION, AmqpUrl, option, supervise_option
@@ -56,6 +58,14 @@ _QUESTION = "What is the capital of France?"
     type=AmqpUrl(),
     help="A broker to share with other processes. Default: none is needed.",
 )
+@data_option("a place among the user's data, such as ~/.local/share/headrace")
+@click.option(
+    "--batch/--no-batch",
+    "keeps_batches",
+    default=True,
+    show_default=True,
+    help="Whether there are files and batches. Without, nothing is stored.",
+)
 @engine_options
 @ingress_options
 @supervise_option("the engine")
@@ -64,6 +74,8 @@ def up(
     public_id: str | None,
     reasoning_parser: str | None,
     amqp_url: str | None,
+    data: Path | None,
+    keeps_batches: bool,
     supervised: bool,
     ready_fd: int | None,
     log_level: str,
@@ -94,7 +106,9 @@ def up(
         **values,
     )
     settings = settings.model_copy(update={"model": worker.served_id})
-    run(serve(settings, worker, amqp_url, console, ready_fd=ready_fd))
+    with ExitStack() as exits:
+        kept = exits.enter_context(data_directory(data or data_dir())) if keeps_batches else None
+        run(serve(settings, worker, amqp_url, kept, console, ready_fd=ready_fd))
 
 
 def _trial_model(console: Console) -> str:
@@ -109,6 +123,7 @@ async def serve(
     settings: IngressSettings,
     worker: WorkerSettings,
     amqp_url: str | None,
+    data: DataDirectory | None,
     console: Console,
     *,
     ready_fd: int | None = None,
@@ -116,15 +131,20 @@ async def serve(
     """Load the model, then serve until SIGTERM or SIGINT.
 
     A lost engine ends the whole process, so that the supervisor starts it again. Its answers may go
-    on with other workers for the grace time, if there is a broker where others may be.
+    on with other workers for the grace time, if there is a broker where others may be. Without
+    `data` there are no files and batches.
     """
     engine = build_engine(worker)
     with console.status(f"Loading {worker.served_id} (this can take a minute) …"):
         await engine.start()
     worker_id = new_worker_id()
     try:
-        async with _transport(amqp_url, worker, worker_id) as (dispatcher, source):
-            services = build_services(settings, dispatcher)
+        async with (
+            opened_store(data.database if data else None) as store,
+            _transport(amqp_url, worker, worker_id) as (dispatcher, source),
+        ):
+            blobs = data.blobs if data else None
+            services = build_services(settings, dispatcher, store=store, blobs=blobs)
             consumer = build_consumer(
                 worker, engine, source, worker_id=worker_id, metrics=WorkerMetrics()
             )
@@ -163,11 +183,17 @@ async def _transport(
     if amqp_url is None:
         memory = MemoryTransport()
         dispatcher = memory.dispatcher()
-        source = memory.job_source(model=worker.served_id, slots=worker.concurrency)
+        source = memory.job_source(
+            model=worker.served_id, slots=worker.concurrency, batch_floor=worker.batch_floor
+        )
     else:
         dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress")
         source = await RabbitJobSource.connect(
-            amqp_url, model=worker.served_id, slots=worker.concurrency, name=worker_id
+            amqp_url,
+            model=worker.served_id,
+            slots=worker.concurrency,
+            settings=SourceSettings(batch_floor=worker.batch_floor),
+            name=worker_id,
         )
     try:
         yield dispatcher, source

@@ -5,6 +5,9 @@ Times are durations in seconds, sizes are bytes. Limits follow the public API's 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from ingress.config import Config
@@ -112,3 +115,9 @@ class IngressSettings(BaseModel):
     def all_keys(self) -> tuple[str, ...]:
         """Every accepted key; empty means no authentication."""
         return (*self.config.api_keys, *self.api_keys)
+
+
+def data_dir() -> Path:
+    """Where a user's own service keeps files and batches."""
+    base = os.environ.get("XDG_DATA_HOME")  # noqa: TID251 - this is settings.py
+    return (Path(base) if base else Path.home() / ".local" / "share") / "headrace"
