@@ -6,13 +6,12 @@ No command lives here, and no option of one side only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
-from schemas.blobs.base import BlobStoreUnavailable
-from schemas.blobs.directory import DirectoryStore
+from schemas.blobs.base import BlobStore, BlobStoreUnavailable
+from schemas.blobs.location import open_blobs
 from schemas.transport.rabbit import parse_urls
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,19 +48,20 @@ class AmqpUrl(click.ParamType[str]):
         return str(value)
 
 
-class BlobPlace(click.ParamType[DirectoryStore]):
-    """A directory that can keep blobs; it is made if it is not there."""
+class BlobPlace(click.ParamType[BlobStore]):
+    """A directory or a bucket that can keep blobs; a directory is made if it is not there."""
 
-    name = "directory"
+    name = "location"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> DirectoryStore:
-        if isinstance(value, DirectoryStore):
-            return value
+    ) -> BlobStore:
+        if not isinstance(value, str):
+            store: BlobStore = value
+            return store
         try:
-            return DirectoryStore.open(Path(value))
-        except BlobStoreUnavailable as error:
+            return open_blobs(value)
+        except (BlobStoreUnavailable, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
@@ -71,8 +71,9 @@ def blobs_option() -> Callable[[F], F]:
         "--blobs",
         env="BLOBS",
         type=BlobPlace(),
-        help="Directory for requests above 256 KiB, shared by every ingress and worker. Default: "
-        "none, and the broker must take them.",
+        help="Directory or bucket (s3://BUCKET/PREFIX?endpoint=URL) for files, batches, and "
+        "requests above 256 KiB, shared by all ingresses, batchers and workers. Default: none, "
+        "and the broker must take large requests.",
     )
 
 

@@ -15,7 +15,6 @@ from prometheus_client import start_http_server
 
 from schemas import telemetry
 from schemas.blobs.base import BlobStore
-from schemas.blobs.directory import DirectoryStore
 from schemas.model_card import served_id
 from schemas.options import (
     READY_OPTION,
@@ -26,7 +25,7 @@ from schemas.options import (
     supervise_option,
 )
 from schemas.transport.base import SourceBroken
-from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource
+from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource, SourceSettings
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.consumer import Consumer, EngineLost
 from workers.metrics import WorkerMetrics
@@ -80,7 +79,7 @@ log = structlog.get_logger()
 @supervise_option("its engine")
 def worker(
     amqp_url: str,
-    blobs: DirectoryStore | None,
+    blobs: BlobStore | None,
     public_id: str | None,
     reasoning_parser: str | None,
     metrics_port: int | None,
@@ -134,7 +133,12 @@ async def serve(
     await engine.start()
     worker_id = new_worker_id()
     source = await RabbitJobSource.connect(
-        amqp_url, model=settings.served_id, slots=engine.slots, name=worker_id, blobs=blobs
+        amqp_url,
+        model=settings.served_id,
+        slots=engine.slots,
+        settings=SourceSettings(batch_floor=settings.batch_floor),
+        name=worker_id,
+        blobs=blobs,
     )
     consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=instruments)
     signals = Signals()  # after the engine's start: SGLang installs handlers while it does
