@@ -15,11 +15,16 @@ Rules every store obeys (the contract suite checks them):
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Protocol
 
 _KEY = re.compile(r"[a-z]+/[a-z0-9_-]+(\.[a-z0-9.]+)?")
 """A folder and a name. Neither begins with a dot, so no key leads out of the store."""
+
+UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.part$")
+"""How the name ends of what a killed writer leaves, in a store that shows such."""
 
 
 class BlobMissing(Exception):
@@ -97,3 +102,8 @@ def check_key(key: str) -> None:
     """
     if not _KEY.fullmatch(key):
         raise ValueError("a blob's key must be like jobs/1760000000-0f3a")
+
+
+def probe_key() -> str:
+    """A key to try a store with. If the blob stays behind, the sweep of Jobs deletes it."""
+    return f"jobs/{int(time.time())}-probe-{secrets.token_hex(8)}"

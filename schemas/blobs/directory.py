@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from schemas.blobs.base import BlobMissing, BlobStoreUnavailable, check_key
+from schemas.blobs.base import BlobMissing, BlobStoreUnavailable, check_key, probe_key
 from schemas.blobs.pieces import gathered
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class DirectoryStore:
             BlobStoreUnavailable: There can be no blobs there.
         """
         store = cls(root)
-        probe = f"jobs/probe-{secrets.token_hex(8)}"
+        probe = probe_key()
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             store._write(probe, b"")

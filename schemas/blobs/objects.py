@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +22,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store as Bucket
 
-from schemas.blobs.base import BlobMissing, BlobStoreUnavailable, check_key
+from schemas.blobs.base import BlobMissing, BlobStoreUnavailable, check_key, probe_key
 from schemas.blobs.location import BucketLocation
 from schemas.blobs.pieces import gathered
 
@@ -97,7 +96,7 @@ class S3Store:
         Raises:
             BlobStoreUnavailable: There can be no blobs there, or nobody can tell.
         """
-        probe = f"jobs/probe-{secrets.token_hex(8)}"
+        probe = probe_key()
         try:
             with _explained():
                 store = cls(location, retries or Retries())
