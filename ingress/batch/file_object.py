@@ -36,7 +36,6 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",
-        "status_details": None,
     }
 
 
