@@ -85,11 +85,12 @@ class Catalog:
         )
 
     def free_slots(self, card: ModelCard) -> int:
-        """How many Jobs of the model would not wait, as far as its workers have told."""
+        """How many live Jobs of the model would not wait, as far as its workers have told.
+
+        Slots that batch work holds are free for them.
+        """
         return sum(
-            max(0, worker.slots - worker.running)
-            for worker in self._dispatcher.workers()
-            if worker.card.id == card.id and not worker.draining
+            worker.live_room for worker in self._dispatcher.workers() if worker.card.id == card.id
         )
 
     def clock_ahead_s(self, card: ModelCard) -> float:

@@ -32,7 +32,7 @@ from schemas.model_card import served_id
 from schemas.options import READY_OPTION, AmqpUrl, option, supervise_option
 from schemas.transport.base import Dispatcher, JobSource
 from schemas.transport.memory import MemoryTransport
-from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource
+from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource, SourceSettings
 from workers.compose import build_consumer, build_engine, new_worker_id
 from workers.consumer import EngineLost
 from workers.metrics import WorkerMetrics

@@ -122,6 +122,9 @@ class Generation:
         self.worker: str | None = None
         self._dispatcher = dispatcher
         self._limits = limits
+        # It waits in the queue for hours while live requests have all slots, and that is as it
+        # should be: nothing follows from it, least of all that a worker hangs with the Job.
+        self._is_batch = job.job_class == "batch"
         self._loop = asyncio.get_running_loop()
         self._began_at = self._queued_at = self._loop.time()
         self._heard_at = self._progress_at = self._began_at
@@ -312,6 +315,8 @@ class Generation:
 
     def _accepted(self, delta: Accepted, deltas: list[Delta]) -> None:
         self.worker = delta.worker
+        if self._is_batch:
+            self.retries.excuse(self._loop.time() - self._sent_at)
         if not self._figures_of:
             self._input_tokens = delta.input_tokens
         if self.accepted_at is None:
@@ -342,7 +347,8 @@ class Generation:
         tokens = self._arrived.tokens
         progressed = tokens > self._tokens_before
         self.retries.lost(loss, accepted=accepted, progressed=progressed, now=now)
-        log.warning(
+        say = log.info if loss == "yielded" else log.warning
+        say(
             telemetry.JOB_INTERRUPTED,
             job_id=self.job.job_id,
             attempt=self.attempt,
@@ -399,10 +405,15 @@ class Generation:
         return msgspec.structs.replace(
             self.job,
             attempt=self.attempt,
-            queue_deadline=self.job.queue_deadline + self._queued_at - self._began_at,
+            queue_deadline=self._queue_deadline(),
             continuation=continuation,
             suspect=self.retries.strikes > 0,
         )
+
+    def _queue_deadline(self) -> float:
+        """A lost live Job may wait as long again as one that is new; a batch has one end."""
+        waited_s = 0.0 if self._is_batch else self._queued_at - self._began_at
+        return self.job.queue_deadline + waited_s
 
     def due_at(self) -> float:
         """When `on_due` is to be called, unless `on_phase` or `on_limit` says otherwise."""
@@ -445,9 +456,7 @@ class Generation:
         assert self._reply is not None
         self._sent_at = self._loop.time()
         if any(
-            worker.card.id == self.job.model
-            and not worker.draining
-            and worker.running < worker.slots
+            worker.card.id == self.job.model and worker.live_room
             for worker in self._dispatcher.workers()
         ):
             self._suspected_at = self._sent_at
@@ -465,9 +474,10 @@ class Generation:
         match self.phase:
             case "queued":
                 found.append((self._queued_at + limits.queue_wait_s, "queue_wait"))
-                found.append((self.retries.ends_at, "retrying"))
-                sent_at = self._sent_at if waiting else now
-                found.append((sent_at + limits.silence_s, "unclaimed"))
+                if not self._is_batch:
+                    found.append((self.retries.ends_at, "retrying"))
+                    sent_at = self._sent_at if waiting else now
+                    found.append((sent_at + limits.silence_s, "unclaimed"))
             case "prefill":
                 tokens = self._input_tokens + self._tokens_before
                 extra_s = tokens / _PROMPT_TOKENS_PER_SECOND

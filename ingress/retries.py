@@ -2,7 +2,8 @@
 
 A worker that was lost may have been lost through the Job it ran. Losses count in a row: new tokens
 in between clear the Job. Whatever else ends an attempt (a worker that leaves, a reader too slow, a
-broker gone) is nobody's fault and only costs time, which is limited too.
+broker gone) is nobody's fault and only costs time, which is limited too. Batch work that made room
+for a live request costs nothing at all, however often it does.
 
 Source: streaming failures, section 4.
 """
@@ -85,11 +86,18 @@ class Retries:
         if progressed:
             self.strikes = self._tries = 0
             self.ends_at = math.inf
+        if loss == "yielded":
+            self._tries = 0
+            return
         if self.ends_at == math.inf:
             self.ends_at = now + self._retry_s
         if accepted and loss in _STRIKES:
             self.strikes += 1
             self._lost_workers += 1
+
+    def excuse(self, waited_s: float) -> None:
+        """Time passed in which nobody tried: it does not count."""
+        self.ends_at += waited_s
 
     def check(self, now: float) -> None:
         """Whether there may be another attempt.

@@ -127,6 +127,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slots: Jobs it runs at once.
         running: Jobs it holds now.
+        running_batch: Batch Jobs among them; each gives its slot to a live one that needs it.
+        batch_room: How many more batch Jobs it would take now.
+        batch_floor: Slots that live Jobs never take.
         draining: It takes no more Jobs.
         sent_at: Unix seconds, by the worker's clock. Freshness is judged by the reader's own.
         clock_ahead_s: How far the worker's clock is ahead of the reader's, who works it out.
@@ -137,9 +140,18 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     slots: int
     running: int = 0
+    running_batch: int = 0
+    batch_room: int = 0
+    batch_floor: int = 0
     draining: bool = False
     sent_at: float = 0.0
     clock_ahead_s: float = 0.0
+
+    @property
+    def live_room(self) -> int:
+        """How many more live Jobs it would run at once, as far as it has told."""
+        live = self.running - self.running_batch
+        return 0 if self.draining else max(0, self.slots - self.batch_floor - live)
 
 
 def served_id(model: str) -> str:

@@ -28,10 +28,14 @@ JOB_FAILED: Final = "job.failed"
 JOB_CANCELLED: Final = "job.cancelled"
 JOB_INTERRUPTED: Final = "job.interrupted"
 JOB_REDELIVERED: Final = "job.redelivered"
+JOB_YIELDED: Final = "job.yielded"
 WORKER_READY: Final = "worker.ready"
 WORKER_DRAINING: Final = "worker.draining"
 INGRESS_DRAINING: Final = "ingress.draining"
 ENGINE_LOST: Final = "worker.engine_lost"
+BATCH_CLAIMED: Final = "batch.claimed"
+BATCH_VALIDATED: Final = "batch.validated"
+BATCH_FINISHED: Final = "batch.finished"
 
 _MAX_FRAMES: Final = 30
 

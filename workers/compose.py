@@ -16,6 +16,7 @@ from workers.parsing.reasoning import detect_reasoning_format
 from workers.parsing.tools import TOOL_FORMATS, ToolFormat, detect_tool_format
 from workers.run import Runner
 from workers.settings import WorkerSettings
+from workers.sharing import Shares
 
 
 def new_worker_id() -> str:
@@ -87,6 +88,7 @@ def build_consumer(
         counter,
         announce_interval_s=settings.announce_interval_s,
         heartbeat_s=settings.heartbeat_s,
+        shares=Shares.of(engine.slots, share=settings.batch_share, floor=settings.batch_floor),
     )
 
 

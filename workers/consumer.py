@@ -1,7 +1,8 @@
 """JobSource to bounded concurrent runs; signs of life; draining; the end of a lost engine.
 
-Prefetch bounds how many Jobs are held, so there is nothing to throttle here: every Delivery gets a
-task at once. Counting Jobs are no load that an announcement tells of.
+The source bounds how many Jobs are held, so there is nothing to throttle here: every Delivery gets
+a task at once, and `workers.sharing` has batch work give way where that makes too many. Counting
+Jobs are no load that an announcement tells of.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import structlog
 
 from schemas import telemetry
 from schemas.model_card import WorkerInfo
-from schemas.transport.base import JobSource
+from schemas.transport.base import Delivery, JobSource
 from workers.count import TokenCounter
-from workers.run import Runner
+from workers.run import Run, Runner
+from workers.sharing import Shares, Sharing
 
 log = structlog.get_logger()
 
@@ -45,6 +47,7 @@ class Consumer:
     Args:
         announce_interval_s: How often the worker tells of itself.
         heartbeat_s: How often a running Job that says nothing shows that it is well.
+        shares: How live and batch Jobs share the slots; by default batch has what live leaves.
     """
 
     def __init__(
@@ -55,8 +58,11 @@ class Consumer:
         *,
         announce_interval_s: float = 5.0,
         heartbeat_s: float = 1.0,
+        shares: Shares | None = None,
     ) -> None:
         self._source = source
+        slots = runner.engine.slots
+        self._sharing = Sharing(source, shares or Shares(slots=slots, beside_live=slots))
         self._runner = runner
         self._counter = counter
         self._announce_interval_s = announce_interval_s
@@ -85,6 +91,7 @@ class Consumer:
             await serving
         finally:
             held = self._tasks | self._counts
+            self._sharing.close()
             for task in (*beside, failing, serving, *held):
                 task.cancel()
             await asyncio.wait((*beside, failing, serving, *held))
@@ -94,10 +101,26 @@ class Consumer:
             if delivery.job.job_class == "count":
                 _hold(self._counts, self._counter.run(delivery))
                 continue
-            _hold(self._tasks, self._runner.run(delivery))
-            self._runner.metrics.running.set(len(self._tasks))
+            self._begin(delivery)
         if held := self._tasks | self._counts:
             await asyncio.wait(held)
+
+    def _begin(self, delivery: Delivery) -> None:
+        run = self._runner.begin(delivery)
+        task = _hold(self._tasks, self._runner.drive(run))
+        if not delivery.redelivered:  # else it is only reported, which takes no slot
+            self._sharing.began(run)
+            task.add_done_callback(lambda _: self._ended(run))
+        self._show_running()
+
+    def _ended(self, run: Run) -> None:
+        self._sharing.ended(run)
+        self._show_running()
+
+    def _show_running(self) -> None:
+        metrics = self._runner.metrics
+        metrics.running.set(len(self._tasks))
+        metrics.running_batch.set(self._sharing.batch)
 
     async def _give_up(self, reason: str) -> None:
         """Tell every owner that its Job must go on elsewhere, and take no more.
@@ -149,13 +172,16 @@ class Consumer:
             engine=engine.name,
             slots=engine.slots,
             running=len(self._tasks),
+            running_batch=self._sharing.batch,
+            batch_room=self._sharing.batch_room(),
+            batch_floor=self._sharing.shares.floor,
             draining=self._draining,
             sent_at=time.time(),
         )
 
     async def _announce(self) -> None:
         info = self.info()
-        self._runner.metrics.running.set(info.running)
+        self._show_running()
         self._runner.metrics.slots.set(info.slots)
         try:
             await self._source.announce(info)
@@ -176,7 +202,8 @@ class Consumer:
             self._runner.show_alive()
 
 
-def _hold(tasks: set[asyncio.Task[None]], run: Coroutine[Any, Any, None]) -> None:
+def _hold(tasks: set[asyncio.Task[None]], run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     task = asyncio.create_task(run)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+    return task

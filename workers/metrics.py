@@ -14,6 +14,9 @@ class WorkerMetrics:
             "headrace_worker_jobs_total", "Jobs settled", ["outcome"], registry=self.registry
         )
         self.running = Gauge("headrace_worker_jobs_running", "Jobs held", registry=self.registry)
+        self.running_batch = Gauge(
+            "headrace_worker_batch_jobs_running", "Batch Jobs among them", registry=self.registry
+        )
         self.engine_running = Gauge(
             "headrace_worker_engine_running",
             "Requests inside the engine, by its own count, at the last announcement",

@@ -63,6 +63,20 @@ engine_options = stacked(
         help="Requests the engine runs at once; more wait in the queue.",
     ),
     option(
+        "--batch-share",
+        env="BATCH_SHARE",
+        type=click.FloatRange(0, 1),
+        default=1.0,
+        help="Part of them that batch work may have while any live request runs.",
+    ),
+    option(
+        "--batch-floor",
+        env="BATCH_FLOOR",
+        type=click.IntRange(min=0),
+        default=0,
+        help="So many of them are never a live request's, so that batch work never stands still.",
+    ),
+    option(
         "--engine-arg",
         "engine_args",
         env="ENGINE_ARGS",

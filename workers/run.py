@@ -35,7 +35,7 @@ from schemas.errors import (
     ModelOverloaded,
     ServingError,
 )
-from schemas.job import ChatPrompt, ChoicePrefix, TokenPrompt
+from schemas.job import ChatPrompt, ChoicePrefix, Job, TokenPrompt
 from schemas.transport.base import Delivery
 from workers.choice import Choice
 from workers.engines.base import Engine, EngineChunk, EngineFinish, EngineRequest
@@ -90,19 +90,27 @@ class Runner:
         self.repetition_window = repetition_window
         self.engine_lost = False
         self.suspects = asyncio.Lock()
-        self.accepted: set[_Run] = set()
+        self.accepted: set[Run] = set()
+
+    def begin(self, delivery: Delivery) -> Run:
+        """The run of a Delivery, for `drive`."""
+        return Run(self, delivery)
 
     async def run(self, delivery: Delivery) -> None:
-        """Serve one Delivery and settle it. Raises nothing but `CancelledError`.
+        """Serve one Delivery and settle it. Raises nothing but `CancelledError`."""
+        await self.drive(self.begin(delivery))
+
+    async def drive(self, run: Run) -> None:
+        """Serve a Delivery and settle it. Raises nothing but `CancelledError`.
 
         Cancelling this coroutine hands the Job back: its owner is told `Interrupted`.
         """
-        run = _Run(self, delivery)
+        delivery = run.delivery
         outcome = "failed"
         try:
             outcome = await run.serve()
         except asyncio.CancelledError:
-            outcome = "interrupted"
+            outcome = "yielded" if run.gives_way else "interrupted"
             run.interrupt()
             raise
         except Exception as error:
@@ -132,21 +140,28 @@ class Runner:
             run.show_alive()
 
 
-async def _set_aside(run: _Run, delivery: Delivery, error: Exception) -> None:
+async def _set_aside(run: Run, delivery: Delivery, error: Exception) -> None:
     """A fault of ours: no other worker would fare better. Keep it with its reason."""
     log.exception(telemetry.JOB_FAILED, job_id=delivery.job.job_id)
     run.fail(GenerationFailed("The model failed to answer.", diagnostic=type(error).__name__))
     await asyncio.shield(delivery.dead_letter(f"worker raised {type(error).__name__}"))
 
 
-class _Run:
-    """The state of one Delivery while it runs."""
+class Run:
+    """The state of one Delivery while it runs.
+
+    Attributes:
+        gives_way: It was told to end for the sake of a live Job.
+    """
 
     def __init__(self, runner: Runner, delivery: Delivery) -> None:
         self._runner = runner
         self._engine = runner.engine
         self._delivery = delivery
         self._job = delivery.job
+        self._task: asyncio.Task[object] | None = None
+        self._ended = False
+        self.gives_way = False
         self._seq = 0
         self._started = False
         self._silent = False  # nothing was said since this was set
@@ -158,6 +173,27 @@ class _Run:
         self._echoes: list[str] = []  # text of each prompt, where it was asked for
         self._choices: list[Choice] = []
         self._places = asyncio.Semaphore(max(1, runner.engine.slots // 2))
+
+    @property
+    def delivery(self) -> Delivery:
+        return self._delivery
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    def at_stake(self) -> int:
+        """Tokens that the engine has worked on: prompt and output, once it has generated some."""
+        if not self.generated():
+            return 0
+        return self._input_tokens + sum(choice.output_tokens for choice in self._choices)
+
+    def give_way(self) -> None:
+        """End this attempt; it may go on later, after what its owner has. Idempotent."""
+        if not self.gives_way and not self._ended:
+            self.gives_way = True
+            if self._task is not None:  # else it has not begun, and will not
+                self._task.cancel()
 
     def usage(self) -> Usage:
         """Tokens so far, those of earlier attempts included.
@@ -212,7 +248,10 @@ class _Run:
         """End the reply as one that is to go on elsewhere."""
         # A Job that never reached the engine has no part in its end.
         lost = self._runner.engine_lost and self in self._runner.accepted
-        self.send((Interrupted("engine_lost" if lost else "draining"),))
+        if lost:
+            self.send((Interrupted("engine_lost"),))
+        else:
+            self.send((Interrupted("yielded" if self.gives_way else "draining"),))
 
     def fail(self, error: ServingError) -> None:
         """End the reply with an error."""
@@ -227,6 +266,7 @@ class _Run:
 
     def close(self) -> None:
         """The reply has ended. Idempotent."""
+        self._ended = True
         self._runner.accepted.discard(self)
         self._acquit()
 
@@ -237,6 +277,9 @@ class _Run:
             ServingError: The reply must end with this error.
         """
         job, delivery = self._job, self._delivery
+        self._task = asyncio.current_task()
+        if self.gives_way:
+            raise asyncio.CancelledError
         if delivery.cancelled.is_set():
             return "cancelled"
         if delivery.redelivered:
@@ -265,6 +308,7 @@ class _Run:
                 return "cancelled"
             raise first from None
         self.send((*self._opening(), Completed(self.usage())))
+        self._ended = True
         return "completed"
 
     async def _generate(

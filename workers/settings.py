@@ -18,6 +18,8 @@ class WorkerSettings(BaseModel):
         model: Directory or hub id of the model; for `upstream` the name that server knows.
         served_id: Public id; by default derived from `model`.
         concurrency: Jobs run at once.
+        batch_share: Part of the slots that batch Jobs may have while any live one runs.
+        batch_floor: Slots that live Jobs never take.
         engine_args: Fields of SGLang's `ServerArgs`.
         reasoning_format: How the model marks its reasoning, by SGLang's parser names.
         tool_format: How the model writes tool calls, by SGLang's parser names.
@@ -35,6 +37,8 @@ class WorkerSettings(BaseModel):
     served_id: str
     engine: EngineName = "sglang"
     concurrency: int = Field(default=32, ge=1)
+    batch_share: float = Field(default=1.0, ge=0, le=1)
+    batch_floor: int = Field(default=0, ge=0)
     engine_args: dict[str, Any] = {}
     upstream_url: str | None = None
     upstream_api_key: str | None = Field(default=None, repr=False)

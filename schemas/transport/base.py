@@ -161,13 +161,19 @@ class JobSource(Protocol):
     def deliveries(self) -> AsyncIterator[Delivery]:
         """Jobs as they come, never more unsettled at once than the source's slots per class.
 
-        Batch Jobs take what interactive ones leave; counting Jobs have `COUNT_SLOTS` of their own.
+        Interactive Jobs come as long as they alone leave a slot that is not the batch floor's.
+        Batch Jobs are taken only while there is a slot for them, up to `limit_batch`; counting Jobs
+        have `COUNT_SLOTS` of their own.
 
         Ends when the source is drained or closed.
 
         Raises:
             SourceBroken: The process should end, and say so.
         """
+        ...
+
+    def limit_batch(self, jobs: int) -> None:
+        """Take no batch Job from now on while that many are held. No limit but slots at first."""
         ...
 
     async def announce(self, worker: WorkerInfo) -> None:

@@ -85,17 +85,20 @@ class MemoryTransport:
         """
         return MemoryDispatcher(self, reply_buffer_bytes)
 
-    def job_source(self, *, model: str, slots: int, max_queued_jobs: int = 1000) -> MemoryJobSource:
+    def job_source(
+        self, *, model: str, slots: int, max_queued_jobs: int = 1000, batch_floor: int = 0
+    ) -> MemoryJobSource:
         """A new worker end.
 
         Args:
             model: What it serves.
             slots: Jobs of one class it holds at once.
+            batch_floor: Slots that interactive Jobs never take.
             max_queued_jobs: Waiting Jobs per class above which further ones are refused. The first
                 source of a model decides.
         """
         serving = self.models.setdefault(model, _Model(max_queued_jobs))
-        source = MemoryJobSource(self, serving, slots)
+        source = MemoryJobSource(self, serving, slots, batch_floor)
         serving.sources.append(source)
         serving.hand_out()
         return source
@@ -269,10 +272,14 @@ class MemoryDelivery:
 class MemoryJobSource:
     """See `schemas.transport.base.JobSource`."""
 
-    def __init__(self, transport: MemoryTransport, serving: _Model, slots: int) -> None:
+    def __init__(
+        self, transport: MemoryTransport, serving: _Model, slots: int, batch_floor: int
+    ) -> None:
         self._transport = transport
         self._serving = serving
         self._slots = slots
+        self._live_slots = max(1, slots - batch_floor)
+        self._batch_limit = slots
         self._incoming: deque[MemoryDelivery] = deque()
         self._held: dict[MemoryDelivery, None] = {}
         self._arrived = asyncio.Event()
@@ -286,6 +293,10 @@ class MemoryJobSource:
                 return
             self._arrived.clear()
             await self._arrived.wait()
+
+    def limit_batch(self, jobs: int) -> None:
+        self._batch_limit = jobs
+        self._serving.hand_out()
 
     async def announce(self, worker: WorkerInfo) -> None:
         if self in self._serving.sources:
@@ -320,8 +331,17 @@ class MemoryJobSource:
         return held.count(job_class)
 
     def has_room(self, job_class: JobClass) -> bool:
-        slots = COUNT_SLOTS if job_class == "count" else self._slots
-        return not self._draining and self.busy(job_class) < slots
+        if self._draining:
+            return False
+        busy = self.busy(job_class)
+        match job_class:
+            case "count":
+                return busy < COUNT_SLOTS
+            case "interactive":
+                return busy < self._live_slots
+            case "batch":
+                held = sum(delivery.job.job_class == "batch" for delivery in self._held)
+                return busy < self._slots and held < self._batch_limit
 
     def take(self, dispatched: _Dispatched) -> None:
         delivery = MemoryDelivery(self, dispatched)

@@ -1,7 +1,8 @@
 """The worker port over RabbitMQ: Jobs in, as many as there are slots.
 
-Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched one by one, and
-only while fewer Jobs are held than there are slots, so they take what interactive ones leave.
+Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched one by one,
+each as soon as there is a slot for it, so they take what interactive ones leave and none waits
+here. Once their queue is empty, the next one is pushed: an idle worker costs the broker nothing.
 Counting Jobs are pushed to a consumer of their own, whose prefetch has nothing to do with slots.
 
 When the connection is lost, the broker gives the Jobs to somebody else and replies can no longer be
@@ -69,14 +70,15 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
     Attributes:
         max_queued_jobs: Ready Jobs per queue above which further ones are refused. Whoever declares
             a queue first decides.
-        batch_poll_s: How often a worker with free slots looks for batch Jobs when there were none,
-            and for a queue that was taken from it.
+        poll_s: How often it is tried again to consume from a queue that was taken away.
+        batch_floor: Slots that interactive Jobs never take.
         cancel_memory_s: How long a cancelled Job is remembered, in case it arrives later.
         blob_patience_s: How long a blob store that fails is tried.
     """
 
     max_queued_jobs: int = 1000
-    batch_poll_s: float = 0.25
+    poll_s: float = 0.25
+    batch_floor: int = 0
     cancel_memory_s: float = 3600.0
     blob_patience_s: float = 2.0
 
@@ -136,13 +138,17 @@ class RabbitJobSource:
         self._reader = JobReader(blobs, settings.blob_patience_s)
         self._outbox: Outbox
         self._publisher: Publisher
-        self._prefetch: dict[JobClass, int] = {"interactive": slots, "count": COUNT_SLOTS}
+        self._prefetch: dict[JobClass, int] = {
+            "interactive": max(1, slots - settings.batch_floor),
+            "count": COUNT_SLOTS,
+        }
         self._consumers: dict[JobClass, tuple[AbstractQueue, str]] = {}
         self._incoming: deque[RabbitDelivery] = deque()
         self._arrived = asyncio.Event()
         self._held: set[RabbitDelivery] = set()
-        self._slot_free = asyncio.Event()
-        self._slot_free.set()
+        self._batch_limit = slots
+        self._batch_room, self._no_batch_room = asyncio.Event(), asyncio.Event()
+        self._batch_room.set()
         self._cancels = CancelMemory(settings.cancel_memory_s)
         self._worker: WorkerInfo | None = None
         self._draining = False
@@ -196,6 +202,10 @@ class RabbitJobSource:
                 raise SourceBroken(f"no Jobs of {self._model} can be taken from the broker")
             self._arrived.clear()
             await self._arrived.wait()
+
+    def limit_batch(self, jobs: int) -> None:
+        self._batch_limit = jobs
+        self._count_slots()
 
     async def announce(self, worker: WorkerInfo) -> None:
         self._worker = worker
@@ -294,11 +304,16 @@ class RabbitJobSource:
         self._arrived.set()
 
     def _count_slots(self) -> None:
-        generating = sum(delivery.job.job_class != "count" for delivery in self._held)
-        if generating < self._slots and not self._draining:
-            self._slot_free.set()
+        """See whether there is a slot for one more batch Job."""
+        held = [delivery.job.job_class for delivery in self._held]
+        batch = held.count("batch")
+        generating = batch + held.count("interactive")
+        if generating < self._slots and batch < self._batch_limit and not self._draining:
+            self._batch_room.set()
+            self._no_batch_room.clear()
         else:
-            self._slot_free.clear()
+            self._batch_room.clear()
+            self._no_batch_room.set()
 
     async def _refuse(self, message: AbstractIncomingMessage, reason: str) -> None:
         """Set a message aside that is no Job, and tell whoever waits for its reply."""
@@ -471,7 +486,7 @@ class RabbitJobSource:
                 if job_class != "count" and asyncio.get_running_loop().time() > gives_up_at:
                     session.fail(f"no consumer of {job_class} Jobs can be put in place")
                     return
-                await asyncio.sleep(self._settings.batch_poll_s)
+                await asyncio.sleep(self._settings.poll_s)
 
     async def _fetch_batch_jobs(self, session: Session) -> None:
         while session.alive:
@@ -481,19 +496,50 @@ class RabbitJobSource:
             except BROKER_ERRORS as error:
                 if session.alive:
                     log.warning("jobs.batch_channel_lost", model=self._model, reason=str(error))
-                    await asyncio.sleep(self._settings.batch_poll_s)
+                    await asyncio.sleep(self._settings.poll_s)
 
     async def _fetch_from(self, session: Session) -> None:
         await self._declare_job_queue(session, "batch")
         channel = await session.channel(confirms=False, vital=False)
+        await channel.set_qos(prefetch_count=1)
         queue = await channel.get_queue(topology.job_queue(self._model, "batch"), ensure=False)
+        ended = asyncio.Event()
+        channel.close_callbacks.add(lambda *_: ended.set())
+        (await wire_channel(channel)).on_consumer_cancel_callbacks.add(lambda *_: ended.set())
         while session.alive:
-            await self._slot_free.wait()
+            await self._batch_room.wait()
             message = await queue.get(fail=False)
             if message is None:
-                await asyncio.sleep(self._settings.batch_poll_s)
+                await self._wait_for_batch_job(queue, ended)
             else:
                 await self._on_job(message)
+
+    async def _wait_for_batch_job(self, queue: AbstractQueue, ended: asyncio.Event) -> None:
+        """Have the next one of an empty queue pushed, unless its slot is taken before.
+
+        Raises:
+            ConnectionError: The broker has taken the queue or the channel away.
+        """
+        came = asyncio.Event()
+
+        async def on_message(message: AbstractIncomingMessage) -> None:
+            try:
+                await self._on_job(message)  # also one that comes while this is called off
+            finally:
+                came.set()
+
+        tag = await queue.consume(on_message)
+        waits = [
+            asyncio.ensure_future(event.wait()) for event in (came, self._no_batch_room, ended)
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if ended.is_set():
+            raise ConnectionError("the queue of batch Jobs is gone")
+        await queue.cancel(tag)  # as long as that one is not acknowledged no other comes
 
     def _on_broken(self) -> None:
         log.error("jobs.source_broken", model=self._model)

@@ -56,6 +56,10 @@ report a redelivered Job to its owner and do not run it."""
 
 JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch", "count")
 
+BATCH_QUEUE_FACTOR: Final = 10
+"""How many times as many batch Jobs may be ready as live ones: they wait without harm, each owner
+has only so many out, and those that give way to live requests come back there."""
+
 COUNT_MESSAGE_TTL_MS: Final = 10_000
 """After this nobody waits for a count any more. It also bounds how often the broker hands out one
 that kills its workers."""
@@ -70,7 +74,13 @@ def job_queue(model: str, job_class: JobClass) -> str:
 
 
 def job_queue_arguments(job_class: JobClass, max_length: int) -> dict[str, Any]:
-    """Arguments of a job queue that refuses, and says so, above `max_length` ready Jobs."""
+    """Arguments of a job queue that refuses, and says so, above `max_length` ready Jobs.
+
+    Job queues drop nothing by age: a batch Job waits for hours, and what nobody wants any more says
+    so itself, by its deadline or by a reply queue that is gone.
+    """
+    if job_class == "batch":
+        max_length *= BATCH_QUEUE_FACTOR
     bounds = {"x-max-length": max_length, "x-overflow": "reject-publish"}
     if job_class == "count":
         return {

@@ -36,7 +36,7 @@ class RabbitHarness:
             proxy.url,
             model=model,
             slots=slots,
-            settings=SourceSettings(max_queued_jobs=max_queued_jobs, batch_poll_s=0.02),
+            settings=SourceSettings(max_queued_jobs=max_queued_jobs, poll_s=0.02),
             name="test",
         )
         self._proxies[source] = proxy

@@ -39,7 +39,7 @@ async def working(
     url: str, model: str, slots: int
 ) -> AsyncIterator[tuple[ScriptedEngine, RabbitJobSource]]:
     engine = ScriptedEngine(served_id=model, slots=slots)
-    settings = SourceSettings(batch_poll_s=0.02)
+    settings = SourceSettings(poll_s=0.02)
     source = await RabbitJobSource.connect(url, model=model, slots=slots, settings=settings)
     try:
         async with run_worker(engine, source, announce_interval_s=0.5):

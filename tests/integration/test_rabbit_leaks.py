@@ -118,7 +118,7 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
     chance = random.Random(4)
     proxy = Proxy(own_broker.url)
     await proxy.open()
-    settings = SourceSettings(batch_poll_s=0.02)
+    settings = SourceSettings(poll_s=0.02)
     sources = [
         await RabbitJobSource.connect(url, model=model, slots=8, settings=settings)
         for url in (own_broker.url, proxy.url)

@@ -47,7 +47,7 @@ from tests.fixtures.stack import serve_pod
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
-SOURCE = SourceSettings(batch_poll_s=0.02)
+SOURCE = SourceSettings(poll_s=0.02)
 
 
 @contextlib.asynccontextmanager

@@ -38,7 +38,7 @@ from tests.fixtures.broker import Broker, BrokerNode, Proxy
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 DISPATCHER = DispatcherSettings(reply_queues=8, reconnect_min_s=0.1, reconnect_max_s=0.5)
-SOURCE = SourceSettings(batch_poll_s=0.02, reconnect_min_s=0.1, reconnect_max_s=0.5)
+SOURCE = SourceSettings(poll_s=0.02, reconnect_min_s=0.1, reconnect_max_s=0.5)
 
 
 @contextlib.asynccontextmanager
