@@ -5,19 +5,18 @@ A refused request never holds a slot. The slot is given back exactly once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from ingress.backlog import Backlog, Overload, Place
 from ingress.generation import Phase
+from ingress.request_body import body_pieces, check_uncompressed, media_type_of
 from ingress.strict_json import decode_json
 from schemas.errors import (
-    ClientClosedRequest,
     ModelZdrNotSupported,
-    RequestBodyTimeout,
     RequestTooLarge,
     ServerShuttingDown,
     UnsupportedMediaType,
@@ -111,7 +110,7 @@ def check_length(request: Request, *, max_bytes: int) -> None:
     """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) >= max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
 
 
 def check_zdr(request: Request, card: ModelCard) -> None:
@@ -137,31 +136,30 @@ async def read_json(request: Request, *, max_bytes: int, idle_s: float, upload_s
         InvalidJson: Not JSON, or nested too deeply.
         ClientClosedRequest: The client left during the upload.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    check_json(request)
+    pieces: list[bytes] = []
+    size = 0
+    async with aclosing(body_pieces(request, idle_s=idle_s, upload_s=upload_s)) as body:
+        async for piece in body:
+            size += len(piece)
+            if size >= max_bytes:
+                raise too_large(max_bytes)
+            pieces.append(piece)
+    return decode_json(b"".join(pieces))
+
+
+def check_json(request: Request) -> None:
+    """Refuses a body that says that it is something else than JSON, or compressed.
+
+    Raises:
+        UnsupportedMediaType: It does.
+    """
+    media_type = media_type_of(request)
     if media_type and media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaType("The request body must be sent as application/json.")
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMediaType("The request body must not be compressed.")
-    chunks: list[bytes] = []
-    size = 0
-    stream = request.stream()
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + upload_s
-    while True:
-        try:
-            async with asyncio.timeout_at(min(loop.time() + idle_s, ends_at)):
-                chunk = await anext(stream, None)
-        except TimeoutError:
-            raise RequestBodyTimeout("The request body did not arrive in time.") from None
-        except ClientDisconnect:
-            raise ClientClosedRequest("The client went away.") from None
-        if chunk is None:
-            return decode_json(b"".join(chunks))
-        size += len(chunk)
-        if size >= max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
+    check_uncompressed(request)
 
 
-def _too_large(max_bytes: int) -> RequestTooLarge:
+def too_large(max_bytes: int) -> RequestTooLarge:
+    """The error for a body of `max_bytes` or more."""
     return RequestTooLarge(f"The request body must be under {max_bytes} bytes.")

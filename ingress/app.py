@@ -14,10 +14,12 @@ from ingress.generate import Services
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
+from ingress.routes.batches import batch_routes
 from ingress.routes.documentation import documentation_routes
 from ingress.routes.files import file_routes
 from ingress.routes.health import health_routes
 from ingress.routes.inference import inference_routes
+from ingress.routes.message_batches import message_batch_routes
 from ingress.routes.models import model_routes
 from ingress.settings import IngressSettings
 from ingress.stores.base import BatchStore
@@ -61,6 +63,8 @@ def build_app(services: Services) -> ASGIApp:
     app.include_router(inference_routes(services))
     app.include_router(model_routes(services))
     app.include_router(file_routes(services))
+    app.include_router(batch_routes(services))
+    app.include_router(message_batch_routes(services))
     app.include_router(health_routes(services))
     app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.

@@ -88,6 +88,10 @@ class IngressSettings(BaseModel):
         api_keys: Accepted keys beside those of the file.
         max_body_bytes: Bodies of this size and above are refused.
         max_file_bytes: Files may have this size.
+        max_batch_body_bytes: Bodies of message batches of this size and above are refused.
+        max_unfinished_batches: Of one account, of both shapes together.
+        public_url: Where clients reach this service, for links to it; None leaves it to what their
+            requests tell.
         max_concurrent: Requests in flight in this process.
         max_queued: Requests of one model that wait for a worker, in this process.
         max_queued_tokens: Tokens of their prompts, about.
@@ -104,6 +108,9 @@ class IngressSettings(BaseModel):
     profile: ProfileName = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
     max_file_bytes: int = Field(default=512_000_000, gt=0)
+    max_batch_body_bytes: int = Field(default=256_000_000, gt=0)
+    max_unfinished_batches: int = Field(default=100, gt=0)
+    public_url: str | None = None
     max_concurrent: int = Field(default=4096, gt=0)
     max_queued: int = Field(default=1000, gt=0)
     max_queued_tokens: int = Field(default=8_000_000, gt=0)

@@ -19,6 +19,7 @@ from ingress.dialects import wire_json
 from ingress.errors import speaks_anthropic
 from ingress.generate import Services
 from ingress.model_object import model_object
+from ingress.paging import page_limit
 from schemas.errors import MissingApiKey, ModelNotFound, UnsupportedValue
 from schemas.model_card import ModelCard
 
@@ -45,7 +46,7 @@ def model_routes(services: Services) -> APIRouter:
         if speaks_anthropic(request) or any(name in query for name in _PAGE_PARAMETERS):
             entries, more = _page(
                 entries,
-                limit=_limit(query.get("limit")),
+                limit=page_limit(query.get("limit"), default=DEFAULT_PAGE, largest=LARGEST_PAGE),
                 after=query.get("after_id"),
                 before=query.get("before_id"),
             )
@@ -114,15 +115,6 @@ def _cursor(entries: Sequence[dict[str, Any]], name: str, param: str) -> int:
     if position is None:
         raise UnsupportedValue(f"`{param}` must be the id of a listed model.", param=param)
     return position
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_PAGE
-    limit = int(text) if text.isascii() and text.isdecimal() and len(text) <= 4 else 0
-    if not 1 <= limit <= LARGEST_PAGE:
-        raise UnsupportedValue(f"`limit` must be from 1 to {LARGEST_PAGE}.", param="limit")
-    return limit
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -1,0 +1,246 @@
+"""Making a batch, of either shape: what is checked, stored and recorded before a batcher sees it.
+
+OpenAI batches name a file that was uploaded before. The requests of a message batch come in its
+body, which goes into the blob store while it arrives, one line per request; of a body that is
+refused nothing stays.
+
+The order of refusals is that of every request, but for zero data retention: a body that may not be
+stored is refused before it is read.
+
+Source: wire reference of the batch APIs; error catalogue, "Precedence".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+import orjson
+import structlog
+from starlette.requests import Request
+
+from ingress.admission import check_json, check_length, read_json, too_large
+from ingress.auth import Principal
+from ingress.batch.access import Stores, check_batch_zdr, stores_of
+from ingress.batch.file_object import FILE_ID
+from ingress.batch.message_requests import MessageRequests
+from ingress.batch.openai_request import CreateBatch
+from ingress.batch.upload import no_contents
+from ingress.dialects.messages import Messages
+from ingress.dialects.validation import validate
+from ingress.generate import Services
+from ingress.request_body import body_pieces
+from ingress.settings import IngressSettings
+from ingress.stores.base import (
+    BatchLimitReached,
+    Idempotency,
+    IdempotencyConflict,
+    StoreUnavailable,
+)
+from ingress.transfers import Transfer, transferring
+from schemas import telemetry
+from schemas.batch import Batch, Counts, StoredFile
+from schemas.blobs.base import BlobStoreUnavailable
+from schemas.errors import (
+    BatchLimitExceeded,
+    IdempotencyKeyReused,
+    InputFileNotFound,
+    UnsupportedValue,
+)
+
+log = structlog.get_logger()
+
+WINDOW_S: Final = 24 * 3600.0
+"""How long a batch has, and for how long an idempotency key means the same request."""
+
+_MAX_BODY_BYTES: Final = 1_000_000
+_MAX_KEY: Final = 255
+
+
+async def create_openai_batch(request: Request, services: Services) -> Batch:
+    """The batch that a body asks for.
+
+    Raises:
+        ServingError: There is none.
+    """
+    limits = services.settings.limits
+    check_length(request, max_bytes=_MAX_BODY_BYTES)
+    principal = services.authenticator.authenticate(request.scope["headers"])
+    stores = stores_of(services)
+    body = await read_json(
+        request, max_bytes=_MAX_BODY_BYTES, idle_s=limits.body_s, upload_s=limits.upload_s
+    )
+    wanted = validate(CreateBatch, body)
+    key = _idempotency_key(request)
+    check_batch_zdr(request)
+    services.admission.check_open()
+    file = await _input_file(stores, principal, wanted.input_file_id)
+    now = time.time()
+    expiry = wanted.output_expires_after
+    batch = Batch(
+        batch_id=f"batch_{secrets.token_hex(12)}",
+        account=principal.account,
+        shape="openai",
+        endpoint=wanted.endpoint,
+        input_file_id=file.file_id,
+        input_blob=file.blob,
+        metadata=wanted.metadata,
+        output_expires_after_s=None if expiry is None else expiry.seconds,
+        created_at=now,
+        expires_at=now + WINDOW_S,
+    )
+    return await _add(services.settings, stores, principal, batch, key, _digest_of(body))
+
+
+async def _input_file(stores: Stores, principal: Principal, file_id: str) -> StoredFile:
+    file = None
+    if FILE_ID.fullmatch(file_id):
+        file = await stores.records.file(principal.account, file_id, time.time())
+    if file is None:
+        raise InputFileNotFound("There is no such file.", param="input_file_id")
+    if file.purpose != "batch":
+        raise UnsupportedValue(
+            "`input_file_id` must be a file that was uploaded for the purpose `batch`.",
+            param="input_file_id",
+        )
+    return file
+
+
+async def create_message_batch(request: Request, services: Services) -> Batch:
+    """The batch of the requests in a body.
+
+    Raises:
+        ServingError: There is none, and nothing was kept of the body.
+    """
+    settings = services.settings
+    check_length(request, max_bytes=settings.max_batch_body_bytes)
+    principal = services.authenticator.authenticate(request.scope["headers"])
+    stores = stores_of(services)
+    check_json(request)
+    check_batch_zdr(request)
+    key = _idempotency_key(request)
+    async with transferring(
+        services, "upload", request_id=request.state.request_id, principal=principal
+    ) as transfer:
+        # A database that is away is known before so much is sent for nothing.
+        await stores.records.batches(principal.account, "messages", limit=1)
+        batch_id = transfer.file_id = f"msgbatch_{secrets.token_hex(12)}"
+        blob = f"batches/{batch_id}"
+        reading = _Reading(request, settings, digested=key is not None)
+        try:
+            await stores.blobs.write(blob, reading.lines(transfer))
+        except BlobStoreUnavailable as error:
+            raise no_contents(error) from None
+        now = time.time()
+        batch = Batch(
+            batch_id=batch_id,
+            account=principal.account,
+            shape="messages",
+            endpoint=Messages.path,
+            input_blob=blob,
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            counts=Counts(total=reading.requests.total),
+        )
+        made: Batch | None = None
+        try:
+            made = await _add(settings, stores, principal, batch, key, reading.digest.digest())
+        finally:
+            if made is None or made.batch_id != batch_id:
+                await _drop_input(stores, batch)
+        return made
+
+
+class _Reading:
+    """The body of one message batch.
+
+    Attributes:
+        digest: Of the body, once it has been read; of nothing unless it is `digested`.
+    """
+
+    def __init__(self, request: Request, settings: IngressSettings, *, digested: bool) -> None:
+        limits = settings.limits
+        self.requests = MessageRequests()
+        self.digest = hashlib.sha256(b"messages\0")
+        self._digested = digested
+        self._max_bytes = settings.max_batch_body_bytes
+        self._body = body_pieces(request, idle_s=limits.body_s, upload_s=limits.file_upload_s)
+
+    async def lines(self, transfer: Transfer) -> AsyncIterator[bytes]:
+        """The lines to store. They do not end before the whole body has been found good.
+
+        Raises:
+            ServingError: It is refused.
+        """
+        async with aclosing(self._body):
+            async for piece in self._body:
+                transfer.size += len(piece)
+                if transfer.size >= self._max_bytes:
+                    raise too_large(self._max_bytes)
+                if self._digested:
+                    self.digest.update(piece)
+                if lines := self.requests.feed(piece):
+                    yield lines
+        self.requests.end()
+
+
+async def _add(
+    settings: IngressSettings,
+    stores: Stores,
+    principal: Principal,
+    batch: Batch,
+    key: str | None,
+    digest: bytes,
+) -> Batch:
+    """Record a batch; returns it, or the one that the same request made before."""
+    same = None
+    if key is not None:
+        same = Idempotency(key=key, digest=digest, since=batch.created_at - WINDOW_S)
+    most = settings.max_unfinished_batches
+    try:
+        made = await stores.records.add_batch(batch, idempotency=same, max_unfinished=most)
+    except IdempotencyConflict:
+        raise IdempotencyKeyReused(
+            "The idempotency key was used for another request.", param="Idempotency-Key"
+        ) from None
+    except BatchLimitReached:
+        raise BatchLimitExceeded(
+            f"There can be {most} unfinished batches at a time; wait until one has ended."
+        ) from None
+    if made.batch_id == batch.batch_id:
+        log.info(
+            telemetry.BATCH_CREATED,
+            batch_id=batch.batch_id,
+            shape=batch.shape,
+            endpoint=batch.endpoint,
+            principal=principal.name,
+        )
+    return made
+
+
+async def _drop_input(stores: Stores, batch: Batch) -> None:
+    """Delete the input of a batch that was not made. What cannot be deleted is for the sweeper."""
+    try:
+        # Who lost the database while it wrote does not know what became of that.
+        if await stores.records.batch(batch.account, batch.batch_id) is None:
+            await stores.blobs.delete(batch.input_blob)
+    except (StoreUnavailable, BlobStoreUnavailable):
+        log.warning("batch.left_behind", batch_id=batch.batch_id)
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= _MAX_KEY:
+        raise UnsupportedValue(
+            f"The header `Idempotency-Key` must have 1 to {_MAX_KEY} characters.",
+            param="Idempotency-Key",
+        )
+    return key
+
+
+def _digest_of(body: Any) -> bytes:
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
