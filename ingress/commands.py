@@ -1,4 +1,4 @@
-"""`headrace ingress` and `headrace batcher`, and the options that `headrace up` shares."""
+"""`headrace ingress`, and what it shares with the commands that serve beside it."""
 
 from __future__ import annotations
 
@@ -98,6 +98,18 @@ ingress_options = stacked(
 """The options of everything that serves HTTP."""
 
 
+def read_config(path: Path | None) -> Config:
+    """The configuration file, or what holds without one.
+
+    Raises:
+        click.UsageError: It cannot be used.
+    """
+    try:
+        return load_config(path) if path is not None else Config()
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
 def ingress_settings(values: dict[str, Any]) -> IngressSettings:
     """Settings from parsed options and the configuration file; checked, before anything starts.
 
@@ -107,11 +119,7 @@ def ingress_settings(values: dict[str, Any]) -> IngressSettings:
         click.UsageError: The file cannot be used, or everybody could use the service.
     """
     limits = TimeLimits(queue_wait_s=values.pop("queue_wait_s"))
-    path: Path | None = values.pop("config")
-    try:
-        config = load_config(path) if path is not None else Config()
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+    config = read_config(values.pop("config"))
     profile = values.pop("profile") or config.profile or "wafer"
     names = (
         *("host", "port", "api_keys", "grace_s"),
@@ -187,12 +195,6 @@ async def _serve(
 
 async def _say_where(url: str) -> None:
     log.info("ingress.listening", url=url)
-
-
-@click.command()
-def batcher() -> None:
-    """Run batch jobs (not there yet)."""
-    raise click.ClickException("Batch jobs are not part of this version; nothing was started.")
 
 
 def run(coroutine: Any) -> None:

@@ -70,7 +70,7 @@ def error_headers(info: ErrorInfo) -> dict[str, str]:
 
 def error_response(dialect: Dialect, info: ErrorInfo, request_id: str) -> Response:
     """The complete response to a request that failed before its first byte."""
-    info = _encodable(info)
+    info = encodable(info)
     return Response(
         dialect.error_body(info, request_id),
         status_code=dialect.error_status(info),
@@ -79,7 +79,7 @@ def error_response(dialect: Dialect, info: ErrorInfo, request_id: str) -> Respon
     )
 
 
-def _encodable(info: ErrorInfo) -> ErrorInfo:
+def encodable(info: ErrorInfo) -> ErrorInfo:
     """The same error without characters that no JSON can hold.
 
     Nothing of a request should be in it; should it happen all the same, with half a character, the

@@ -25,6 +25,11 @@ def request_id_for(scope: Scope) -> str:
             safe = _FOREIGN.sub(b"", value)[:_MAX_LENGTH]
             if safe:
                 return f"client_{safe.decode('ascii')}"
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    """An id of our own."""
     return f"req_{secrets.token_hex(6)}"
 
 

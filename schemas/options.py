@@ -65,15 +65,16 @@ class BlobPlace(click.ParamType[BlobStore]):
             self.fail(str(error), param, ctx)
 
 
-def blobs_option() -> Callable[[F], F]:
+def blobs_option(*, required: bool = False) -> Callable[[F], F]:
     """`--blobs`, on both sides of the broker."""
     return option(
         "--blobs",
         env="BLOBS",
         type=BlobPlace(),
+        required=required,
         help="Directory or bucket (s3://BUCKET/PREFIX?endpoint=URL) for files, batches, and "
-        "requests above 256 KiB, shared by all ingresses, batchers and workers. Default: none, "
-        "and the broker must take large requests.",
+        "requests above 256 KiB, shared by all ingresses, batchers and workers."
+        + ("" if required else " Default: none, and the broker must take large requests."),
     )
 
 

@@ -83,6 +83,13 @@ def finished(
     return msgspec.structs.replace(batch, status="completed", completed_at=now)
 
 
+def archived(batch: Batch, now: float) -> Batch:
+    """The results of a message batch are gone; how it ended stays known."""
+    if batch.archived_at is not None:
+        return batch
+    return msgspec.structs.replace(batch, results_blob=None, archived_at=now)
+
+
 def require_ended(batch: Batch) -> None:
     """Refuse what can only be done with a batch that has ended.
 

@@ -85,7 +85,7 @@ async def test_scripted(tmp_path: Path, broker: Broker, over_broker: bool) -> No
         (("ingress",), "--amqp-url"),
         (("worker", "--model", "x"), "--amqp-url"),
         (("worker", "--model", "x", "--amqp-url", "http://x"), "amqp://"),
-        (("batcher",), "not part of this version"),
+        (("batcher",), "--amqp-url"),
         (("nonsense",), "nonsense"),
     ],
 )
