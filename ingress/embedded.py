@@ -18,12 +18,16 @@ import structlog
 from rich.console import Console
 
 from ingress.app import build_app, build_services
+from ingress.batch.batcher import batching
+from ingress.batch.metrics import BatcherMetrics
+from ingress.batch.settings import BatcherSettings
 from ingress.commands import (
     ingress_options,
     ingress_settings,
     run,
     warn_if_open,
 )
+from ingress.generate import Services
 from ingress.options import DataDirectory, data_directory, data_option, opened_store
 from ingress.server import Server
 from ingress.settings import IngressSettings, data_dir
@@ -42,6 +46,9 @@ from workers.supervisor import end_now, supervise, tell_ready
 from workers.trial_model import TRIAL_MODEL_ID, TrialModelError, prepare
 
 log = structlog.get_logger()
+
+_LEASE_S = 10.0
+"""Nobody else uses the store, so that a batch whose process was killed need not wait long."""
 
 _QUESTION = "What is the capital of France?"
 
@@ -96,7 +103,7 @@ def up(
     console = Console(stderr=True)
     warn_if_open(settings)
     if model is None:
-        model = "scripted" if values["engine"] == "scripted" else _trial_model(console)
+        model = "scripted" if values["engine"] == "scripted" else trial_model(console)
         public_id = public_id or (TRIAL_MODEL_ID if values["engine"] == "sglang" else model)
     worker = WorkerSettings(
         model=model,
@@ -111,7 +118,12 @@ def up(
         run(serve(settings, worker, amqp_url, kept, console, ready_fd=ready_fd))
 
 
-def _trial_model(console: Console) -> str:
+def trial_model(console: Console) -> str:
+    """The directory of the trial model, prepared if need be.
+
+    Raises:
+        click.UsageError: It cannot be prepared.
+    """
     try:
         return str(prepare(cache_dir(), console=console))
     except TrialModelError as error:
@@ -134,6 +146,36 @@ async def serve(
     on with other workers for the grace time, if there is a broker where others may be. Without
     `data` there are no files and batches.
     """
+    async with working(settings, worker, data, console, amqp_url=amqp_url) as (services, consuming):
+
+        async def say(url: str) -> None:
+            while not services.catalog.ready():  # noqa: ASYNC110 - once, at start
+                await asyncio.sleep(0.01)
+            tell_ready(ready_fd)
+            _print_invitation(console, url, worker.served_id, services.authenticator.required)
+
+        server = Server(build_app(services), services, on_ready=say)
+
+        def stop(_: asyncio.Task[None]) -> None:
+            server.end(0 if amqp_url is None else settings.grace_s)
+
+        consuming.add_done_callback(stop)
+        await server.serve()
+
+
+@asynccontextmanager
+async def working(
+    settings: IngressSettings,
+    worker: WorkerSettings,
+    data: DataDirectory | None,
+    console: Console,
+    *,
+    amqp_url: str | None = None,
+) -> AsyncIterator[tuple[Services, asyncio.Task[None]]]:
+    """Everything but HTTP: the model is loaded, answers, and runs the batches of `data`.
+
+    The task ends before the block does if the engine is lost; then the process ends with the block.
+    """
     engine = build_engine(worker)
     with console.status(f"Loading {worker.served_id} (this can take a minute) …"):
         await engine.start()
@@ -148,22 +190,10 @@ async def serve(
             consumer = build_consumer(
                 worker, engine, source, worker_id=worker_id, metrics=WorkerMetrics()
             )
-
-            async def say(url: str) -> None:
-                while not services.catalog.ready():  # noqa: ASYNC110 - once, at start
-                    await asyncio.sleep(0.01)
-                tell_ready(ready_fd)
-                _print_invitation(console, url, worker.served_id, services.authenticator.required)
-
-            server = Server(build_app(services), services, on_ready=say)
-
-            def stop(_: asyncio.Task[None]) -> None:
-                server.end(0 if amqp_url is None else settings.grace_s)
-
             consuming = asyncio.create_task(consumer.run())
-            consuming.add_done_callback(stop)
             try:
-                await server.serve()
+                async with _batching(services, alone=amqp_url is None):
+                    yield services, consuming
             finally:
                 await consumer.drain(0)
                 try:
@@ -172,6 +202,22 @@ async def serve(
                     end_now(EngineLost.status)
     finally:
         await engine.stop()
+
+
+@asynccontextmanager
+async def _batching(services: Services, *, alone: bool) -> AsyncIterator[None]:
+    """A batcher, if there is something to keep batches in.
+
+    `alone`, there are no models but ours, and nobody waits for others to tell of theirs.
+    """
+    if services.store is None:
+        yield
+        return
+    settings = BatcherSettings(lease_s=_LEASE_S)
+    if alone:
+        settings = settings.model_copy(update={"presence_s": 0.0})
+    async with batching(services, settings, BatcherMetrics(services.metrics.registry)):
+        yield
 
 
 @asynccontextmanager

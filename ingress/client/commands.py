@@ -15,6 +15,7 @@ import click
 import orjson
 from rich.console import Console
 
+from ingress.batch.input_check import Finding
 from ingress.client.connection import (
     Body,
     ClientError,
@@ -43,7 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 UNUSABLE: Final = 1
 """Exit status: it could not be asked for, or nobody could be asked."""
 
-_INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130
 _FIRST_LOOK_S: Final = 0.2
 _LAST_LOOK_S: Final = 5.0
 _PATIENCE_S: Final = 600.0
@@ -198,7 +199,7 @@ def submit(
     pairs = _metadata(metadata)
     if path == MESSAGES and pairs:
         raise click.UsageError("Message batches have no metadata.")
-    _check_outputs(output, errors)
+    check_outputs(output, errors)
     if check:
         require_sound(console, file, path)
     target = _Target(url, key)
@@ -206,7 +207,7 @@ def submit(
         body = target.run(lambda service: _submit(service, console, file, path, pairs))
     except KeyboardInterrupt:
         say(console, "Interrupted; nothing was submitted.")
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
     batch_id = _view(body).batch_id
     if watch or output is not None:
         say(console, f"{batch_id} submitted")
@@ -250,7 +251,7 @@ def results(
     """Fetch what became of the requests of a batch that has ended."""
     if output is None:
         raise click.UsageError("Say where the results go, with --output; - is stdout.")
-    _check_outputs(output, errors)
+    check_outputs(output, errors)
     console = _console()
 
     async def fetch(service: Connection) -> Body:
@@ -358,13 +359,18 @@ def named_endpoint(file: Path, endpoint: str | None) -> str:
     return path
 
 
-def require_sound(console: Console, file: Path, endpoint: str) -> None:
-    """Look for the mistakes that can be seen from here; with any, this is the end."""
+def require_sound(console: Console, file: Path, endpoint: str) -> Finding:
+    """Look for the mistakes that can be seen from here.
+
+    Raises:
+        click.ClickException: There are some; they have been told.
+    """
     with console.status(f"Checking {file}"):
         found = check_input(file, endpoint)
     if found.errors:
         print_errors(console, found.errors, file)
-        raise click.ClickException("The file cannot be a batch; nothing was submitted.")
+        raise click.ClickException("The file cannot be a batch.")
+    return found
 
 
 async def _submit(
@@ -408,7 +414,7 @@ def _follow(
         body = target.run(follow)
     except KeyboardInterrupt:
         say(console, f"The batch goes on. Come back with: headrace batch status {batch_id} --watch")
-        raise SystemExit(_INTERRUPTED) from None
+        raise SystemExit(INTERRUPTED) from None
     _end(console, body, as_json=as_json and output != STDOUT)
 
 
@@ -471,7 +477,12 @@ def _end(console: Console, body: Body, *, as_json: bool) -> NoReturn:
     raise SystemExit(ended.exit_status)
 
 
-def _check_outputs(output: Path | None, errors: Path | None) -> None:
+def check_outputs(output: Path | None, errors: Path | None) -> None:
+    """Refuse places that no results can go to.
+
+    Raises:
+        click.UsageError: These are some.
+    """
     if output is None:
         if errors is not None:
             raise click.UsageError("--errors goes with --output.")

@@ -73,10 +73,23 @@ def size_of(path: Path) -> int:
 async def message_batch_body(path: Path) -> AsyncIterator[bytes]:
     """The body that makes a message batch of a file, one request in memory at a time."""
     before = b'{"requests":['
-    for _, text in _lines(path):
-        yield before + _message_request(text or b"")
+    async for request in message_requests(path):
+        yield before + request
         before = b",\n"
     yield b"]}" if before == b",\n" else b'{"requests":[]}'
+
+
+async def message_requests(path: Path) -> AsyncIterator[bytes]:
+    """The requests of a message batch."""
+    for _, text in _lines(path):
+        yield _message_request(text or b"")
+
+
+async def content(path: Path) -> AsyncIterator[bytes]:
+    """A file in pieces."""
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:

@@ -20,11 +20,12 @@ def errors_beside(output: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, stdout: BinaryIO | None = None) -> Iterator[BinaryIO]:
     """A file to write that takes the place of another one at the end of the block, or never."""
     if path == STDOUT:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        stdout = stdout or sys.stdout.buffer
+        yield stdout
+        stdout.flush()
         return
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
