@@ -39,7 +39,7 @@ up: python ## Install what is missing, then serve a model on this machine
 	@trap : INT; $(UP_VENV)/bin/headrace up $(ARGS) || test $$? -eq 130 # Ctrl-C is a good end
 
 test: python ## Install what is missing, then check everything
-	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
+	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database
 	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) $(ARGS)
@@ -53,7 +53,7 @@ test-clients: python ## Install real clients, of Node.js too, and run them again
 	$(BIN)/python -m pytest tests/clients $(ARGS)
 
 chaos: python ## Kill processes of a running service by a plan, and check that nothing is lost
-	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
+	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database
 	$(BIN)/python -m tests.chaos $(or $(ARGS),all)
 
 soak: python ## Keep a service busy for an hour, and check that memory stays flat

@@ -4,9 +4,9 @@
 
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
 `gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
-is run against the service), `broker` (a RabbitMQ for the tests, by Debian package). A set that is
-installed already, from the same lock files, costs nothing; so a second run needs no network. Needs
-Python 3.11 or newer and nothing else.
+is run against the service), `broker` and `database` (a RabbitMQ and a PostgreSQL for the tests, by
+Debian package). A set that is installed already, from the same lock files, costs nothing; so a
+second run needs no network. Needs Python 3.11 or newer and nothing else.
 """
 
 from __future__ import annotations
@@ -265,27 +265,46 @@ def have_broker() -> bool:
     return subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
 
 
+def have_database() -> bool:
+    if os.environ.get("TEST_DATABASE_URL") or shutil.which("initdb"):
+        return True
+    return any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
 def install_broker() -> None:
     """Install Debian's RabbitMQ, without starting its service, where no broker is found."""
-    if have_broker():
-        return
+    if not have_broker():
+        install_package(
+            "rabbitmq-server",
+            "RabbitMQ",
+            "  - install rabbitmq-server with your package manager (it need not be running)\n"
+            "  - start Docker\n"
+            "  - set TEST_AMQP_URL to a broker that the tests may fill and empty",
+        )
+
+
+def install_database() -> None:
+    """Install Debian's PostgreSQL, without starting its service, where none is found."""
+    if not have_database():
+        install_package(
+            "postgresql",
+            "PostgreSQL",
+            "  - install postgresql with your package manager (it need not be running)\n"
+            "  - set TEST_DATABASE_URL to a server in which the tests may create databases",
+        )
+
+
+def install_package(package: str, name: str, otherwise: str) -> None:
     root = () if os.geteuid() == 0 else ("sudo", "-n")
     if not shutil.which("apt-get") or (root and not may_sudo()):
         raise InstallError(
-            "The tests need a real RabbitMQ and found none. One of these will do:\n"
-            "  - install rabbitmq-server with your package manager (it need not be running)\n"
-            "  - start Docker\n"
-            "  - set TEST_AMQP_URL to a broker that the tests may fill and empty"
+            f"The tests need a real {name} and found none. One of these will do:\n{otherwise}"
         )
-    # at run level 1 Debian's scripts start no service; the tests start a node of their own
+    # at run level 1 Debian's scripts start no service; the tests start a server of their own
     apt = (*root, "env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-y", "-q")
     run(Step(title="Updating Debian's package lists", command=(*apt, "update")))
-    run(
-        Step(
-            title="Installing RabbitMQ",
-            command=(*apt, "install", "--no-install-recommends", "rabbitmq-server"),
-        )
-    )
+    install = (*apt, "install", "--no-install-recommends", package)
+    run(Step(title=f"Installing {name}", command=install))
 
 
 def may_sudo() -> bool:
@@ -294,17 +313,20 @@ def may_sudo() -> bool:
     return subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 
+SERVERS = {"broker": install_broker, "database": install_database}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Install Headrace into a virtual environment.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    parser.add_argument("sets", nargs="+", choices=[*FILES, "broker"], metavar="SET")
+    parser.add_argument("sets", nargs="+", choices=[*FILES, *SERVERS], metavar="SET")
     arguments = parser.parse_args()
     try:
         environment = Environment(arguments.venv.resolve())
         environment.create()
         for name in arguments.sets:
-            if name == "broker":
-                install_broker()
+            if name in SERVERS:
+                SERVERS[name]()
             else:
                 install(name, environment)
     except InstallError as error:

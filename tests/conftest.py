@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-pytest_plugins = ["tests.fixtures.broker", "tests.fixtures.engine", "tests.fixtures.clients"]
+pytest_plugins = [
+    "tests.fixtures.broker",
+    "tests.fixtures.clients",
+    "tests.fixtures.engine",
+    "tests.fixtures.postgres",
+]
 
 SHARED: Mapping[str, re.Pattern[str]] = {
     "sglang": re.compile(r"\bsglang_engine\b"),
     "broker": re.compile(r"\bbroker: Broker\b|\bown_broker\b|\bproxy: Proxy\b"),
+    "postgres": re.compile(r"\bpostgres: Postgres\b"),
 }
 """Fixtures of the whole session: all files that use one run in the same process."""
 
