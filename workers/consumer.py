@@ -200,6 +200,7 @@ class Consumer:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             self._runner.show_alive()
+            self._sharing.look()
 
 
 def _hold(tasks: set[asyncio.Task[None]], run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -172,7 +172,10 @@ class Run:
         self._cached: set[int] = set()  # prompts whose cached tokens are counted
         self._echoes: list[str] = []  # text of each prompt, where it was asked for
         self._choices: list[Choice] = []
-        self._places = asyncio.Semaphore(max(1, runner.engine.slots // 2))
+        # Batch work takes no more of the engine than the one slot it is counted as.
+        places = 1 if self._job.job_class == "batch" else max(1, runner.engine.slots // 2)
+        self._places = asyncio.Semaphore(places)
+        self._accepted_at: float | None = None
 
     @property
     def delivery(self) -> Delivery:
@@ -187,6 +190,10 @@ class Run:
         if not self.generated():
             return 0
         return self._input_tokens + sum(choice.output_tokens for choice in self._choices)
+
+    def waits(self, since: float) -> bool:
+        """Whether it was accepted before then and its engine has not begun to answer."""
+        return self._accepted_at is not None and self._accepted_at < since and not self._started
 
     def give_way(self) -> None:
         """End this attempt; it may go on later, after what its owner has. Idempotent."""
@@ -319,6 +326,7 @@ class Run:
         if job.suspect:
             await self._wait_for_suspects()
         self.send((Accepted(self._runner.worker_id, self._input_tokens),))
+        self._accepted_at = asyncio.get_running_loop().time()
         self._runner.accepted.add(self)
         if isinstance(job.prompt, TokenPrompt) and job.prompt.echo:
             self._echoes = await self._decode(prompts)
@@ -435,7 +443,7 @@ class Run:
         )
 
     async def _in_turn(self, request: EngineRequest, choice: Choice) -> None:
-        """Run one choice as soon as the Job has a place: it leaves half of the slots to others."""
+        """Run one choice as soon as the Job has a place: it leaves most of the slots to others."""
         async with self._places:
             if len(request.prefix_ids) > _THREAD_REPLAY_TOKENS:
                 await asyncio.to_thread(choice.replay)

@@ -30,14 +30,22 @@ CALM_S: Final = 1.0
 run, queue it again and read its prompt once more."""
 
 
+_PATIENCE_S: Final = 1.0
+"""A live Job that the engine has not begun after this lacks something other than a slot."""
+
+
 class BatchRun(Protocol):
-    """A batch Job that runs here."""
+    """A Job that runs here."""
 
     @property
     def job(self) -> Job: ...
 
     def at_stake(self) -> int:
         """Tokens that the engine has worked on and would have to read again; 0 before the first."""
+        ...
+
+    def waits(self, since: float) -> bool:
+        """Whether it was accepted before then and the engine has not begun to answer."""
         ...
 
     def give_way(self) -> None:
@@ -71,20 +79,23 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.floor, min(self.beside_live, self.slots - live))
 
 
-def least_to_lose(runs: Iterable[BatchRun], count: int) -> Sequence[BatchRun]:
+def least_to_lose(
+    runs: Iterable[BatchRun], count: int, *, started_first: bool = False
+) -> Sequence[BatchRun]:
     """Which runs give way: those with least at stake; of equals the one that gave way less often,
     then the youngest. A suspect never does: it must show what it is by running.
 
     Args:
         runs: The oldest first.
         count: How many at most.
+        started_first: Rather one that has begun, whose memory in the engine is wanted.
     """
     willing = [
-        (run.at_stake(), run.job.attempt, -age, run)
+        (started_first and not run.at_stake(), run.at_stake(), run.job.attempt, -age, run)
         for age, run in enumerate(runs)
         if not run.job.suspect
     ]
-    willing.sort(key=lambda entry: entry[:3])
+    willing.sort(key=lambda entry: entry[:4])
     return [run for *_, run in willing[:count]]
 
 
@@ -124,7 +135,6 @@ class Sharing:
 
     Attributes:
         shares: The rules.
-        live: Live Jobs that run now.
         yielded: Runs that had to give way, ever.
     """
 
@@ -134,12 +144,19 @@ class Sharing:
         self._loop = asyncio.get_running_loop()
         self._peak = LatePeak(calm_s)
         self._timer: asyncio.TimerHandle | None = None
+        self._live: set[BatchRun] = set()
         self._batch: dict[BatchRun, None] = {}  # the oldest first
         self._leaving: set[BatchRun] = set()
         self._limit = -1
-        self.live = 0
+        self._cap = shares.slots
+        self._step = 0
         self.yielded = 0
         self._settle()
+
+    @property
+    def live(self) -> int:
+        """Live Jobs that run now."""
+        return len(self._live)
 
     @property
     def batch(self) -> int:
@@ -155,7 +172,7 @@ class Sharing:
         if run.job.job_class == "batch":
             self._batch[run] = None
         else:
-            self.live += 1
+            self._live.add(run)
         self._settle()
 
     def ended(self, run: BatchRun) -> None:
@@ -164,34 +181,55 @@ class Sharing:
             self._batch.pop(run, None)
             self._leaving.discard(run)
         else:
-            self.live -= 1
+            self._live.discard(run)
         self._settle()
+
+    def look(self) -> None:
+        """Called about once a second: see whether live Jobs wait although they have slots.
+
+        The engine lacks memory then, or is busy with long prompts. So batch work gets less, twice
+        as much less each time, and gets it back bit by bit.
+        """
+        since = self._loop.time() - _PATIENCE_S
+        slots = self.shares.slots
+        if self._batch and any(run.waits(since) for run in self._live):
+            self._step = max(1, 2 * self._step)
+            self._cap = max(0, len(self._batch) - len(self._leaving) - self._step)
+        elif self._cap < slots:
+            self._step = 0
+            self._cap = min(self._cap + max(1, slots // 16), slots)
+        else:
+            return
+        self._settle(started_first=True)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _settle(self) -> None:
+    def _batch_limit(self, live: int) -> int:
+        return max(min(self.shares.batch_limit(live), self._cap), self.shares.floor)
+
+    def _settle(self, *, started_first: bool = False) -> None:
         """Make things as they are to be with what runs now."""
         now = self._loop.time()
         self._peak.set(self.live, now)
-        limit = self.shares.batch_limit(self._peak.at(now))
+        limit = self._batch_limit(self._peak.at(now))
         if limit != self._limit:
             self._limit = limit
             self._source.limit_batch(limit)
-        self._make_room()
+        self._make_room(started_first)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if (falls_at := self._peak.falls_at()) is not None:
             self._timer = self._loop.call_at(falls_at, self._settle)
 
-    def _make_room(self) -> None:
+    def _make_room(self, started_first: bool) -> None:
         staying = [run for run in self._batch if run not in self._leaving]
-        excess = len(staying) - self.shares.batch_limit(self.live)
+        excess = len(staying) - self._batch_limit(self.live)
         if excess <= 0:
             return
-        for run in least_to_lose(staying, excess):
+        for run in least_to_lose(staying, excess, started_first=started_first):
             self.yielded += 1
             self._leaving.add(run)
             log.info(

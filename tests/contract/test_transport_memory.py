@@ -19,9 +19,11 @@ class MemoryHarness:
         self._opened.append(dispatcher)
         return dispatcher
 
-    async def source(self, model: str, slots: int = 4, max_queued_jobs: int = 1000) -> JobSource:
+    async def source(
+        self, model: str, slots: int = 4, max_queued_jobs: int = 1000, batch_floor: int = 0
+    ) -> JobSource:
         source = self._transport.job_source(
-            model=model, slots=slots, max_queued_jobs=max_queued_jobs
+            model=model, slots=slots, max_queued_jobs=max_queued_jobs, batch_floor=batch_floor
         )
         self._opened.append(source)
         return source

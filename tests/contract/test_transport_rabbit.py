@@ -29,14 +29,18 @@ class RabbitHarness:
         self._ends.append(dispatcher)
         return dispatcher
 
-    async def source(self, model: str, slots: int = 4, max_queued_jobs: int = 1000) -> JobSource:
+    async def source(
+        self, model: str, slots: int = 4, max_queued_jobs: int = 1000, batch_floor: int = 0
+    ) -> JobSource:
         proxy = Proxy(self._url)
         await proxy.open()
         source = await RabbitJobSource.connect(
             proxy.url,
             model=model,
             slots=slots,
-            settings=SourceSettings(max_queued_jobs=max_queued_jobs, poll_s=0.02),
+            settings=SourceSettings(
+                max_queued_jobs=max_queued_jobs, poll_s=0.02, batch_floor=batch_floor
+            ),
             name="test",
         )
         self._proxies[source] = proxy

@@ -46,7 +46,7 @@ class Harness(Protocol):
     async def dispatcher(self, *, reply_buffer_bytes: int = 1 << 20) -> Dispatcher: ...
 
     async def source(
-        self, model: str, slots: int = 4, max_queued_jobs: int = 1000
+        self, model: str, slots: int = 4, max_queued_jobs: int = 1000, batch_floor: int = 0
     ) -> JobSource: ...
 
     async def kill(self, source: JobSource) -> None:
@@ -254,6 +254,113 @@ class TransportSuite:
         assert (await take_one(source)).job == urgent
         await held[1].ack()
         assert (await take_one(source)).job == batch
+
+    async def test_batch_jobs_fill_the_slots_as_they_become_free(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=3)
+        jobs = [a_job(model, "batch") for _ in range(8)]
+        for job in jobs:
+            await dispatcher.dispatch(job)
+        held = await take(source, 3)
+        assert [delivery.job for delivery in held] == jobs[:3]
+        for job in jobs[3:]:
+            await held.pop(0).ack()
+            held += await take(source, 1)
+            assert held[-1].job == job
+
+    async def test_a_batch_job_comes_to_a_source_that_has_been_idle(
+        self, harness: Harness, model: str
+    ) -> None:
+        """Again and again: each time the queue was empty before."""
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=2)
+        for _ in range(5):
+            job = a_job(model, "batch")
+            reply = await dispatcher.dispatch(job)
+            delivery = await take_one(source)
+            assert (delivery.job, delivery.redelivered) == (job, False)
+            await answer(delivery)
+            await read_to_end(reply)
+
+    async def test_a_batch_job_goes_where_there_is_room(self, harness: Harness, model: str) -> None:
+        dispatcher = await harness.dispatcher()
+        full, free = [await harness.source(model, slots=1) for _ in range(2)]
+        takes = [asyncio.ensure_future(take_one(source)) for source in (full, free)]
+        for _ in takes:  # each has one
+            await dispatcher.dispatch(a_job(model, "batch"))
+        async with asyncio.timeout(PATIENCE_S):
+            first, second = [await taken for taken in takes]
+        waiting = a_job(model, "batch")
+        await dispatcher.dispatch(waiting)
+        await second.ack()
+        assert (await take_one(free)).job == waiting
+        await first.ack()
+
+    async def test_a_source_takes_no_batch_job_above_its_limit(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=3)
+        source.limit_batch(1)
+        jobs = [a_job(model, "batch") for _ in range(3)]
+        for job in jobs:
+            await dispatcher.dispatch(job)
+        first = await take_one(source)
+        urgent = [a_job(model) for _ in range(2)]
+        for job in urgent:  # there are slots, and so they come before any further batch Job
+            await dispatcher.dispatch(job)
+        live = await take(source, 2)
+        assert [delivery.job for delivery in live] == urgent
+        source.limit_batch(2)
+        await live[0].ack()
+        second = await take_one(source)
+        assert {first.job.job_id, second.job.job_id} == {jobs[0].job_id, jobs[1].job_id}
+        source.limit_batch(0)
+        await first.ack()
+        await second.ack()
+        await live[1].ack()
+        urgent.append(a_job(model))
+        await dispatcher.dispatch(urgent[-1])
+        assert (await take_one(source)).job == urgent[-1]
+        source.limit_batch(1)
+        assert (await take_one(source)).job == jobs[2]
+
+    async def test_interactive_jobs_leave_the_batch_floor_alone(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher = await harness.dispatcher()
+        source = await harness.source(model, slots=2, batch_floor=1)
+        urgent = [a_job(model) for _ in range(2)]
+        for job in urgent:
+            await dispatcher.dispatch(job)
+        first = await take_one(source)
+        assert first.job == urgent[0]
+        batch = a_job(model, "batch")
+        await dispatcher.dispatch(batch)
+        held = await take_one(source)
+        assert held.job == batch
+        await first.ack()
+        assert (await take_one(source)).job == urgent[1]
+
+    async def test_a_batch_job_whose_reader_is_gone_is_cancelled(
+        self, harness: Harness, model: str
+    ) -> None:
+        """One that is held hears it at once, one that waits when it says its first word."""
+        gone, other = await harness.dispatcher(), await harness.dispatcher()
+        source = await harness.source(model, slots=1)
+        for _ in range(2):
+            await gone.dispatch(a_job(model, "batch"))
+        held = await take_one(source)
+        await gone.close()
+        held.send(a_message(held.job, 0))
+        assert await is_set(held.cancelled)
+        await held.ack()
+        waited = await take_one(source)
+        waited.send(a_message(waited.job, 0))
+        assert await is_set(waited.cancelled)
+        await waited.ack()
+        reply = await other.dispatch(a_job(model, "batch"))
+        await answer(await take_one(source))
+        assert len(await read_to_end(reply)) == 6
 
     async def test_counting_jobs_arrive_while_every_slot_is_taken(
         self, harness: Harness, model: str

@@ -31,9 +31,13 @@ class Run:
         )
         self.stake = stake
         self.gave_way = 0
+        self.is_waiting = False
 
     def at_stake(self) -> int:
         return self.stake
+
+    def waits(self, since: float) -> bool:
+        return self.is_waiting
 
     def give_way(self) -> None:
         self.gave_way += 1
@@ -190,3 +194,37 @@ async def test_closed_it_tells_nobody_anything() -> None:
     shared.close()
     await asyncio.sleep(0.02)
     assert source.limits == [2, 1]
+
+
+@pytest.mark.rule("sharing.squeeze")
+async def test_where_live_jobs_wait_in_the_engine_batch_work_gets_less_and_less() -> None:
+    shared, source = sharing(Shares.of(8, share=1.0, floor=1))
+    begun = begin(shared, *(Run(stake=10 + at) for at in range(5)))
+    (unstarted,) = begin(shared, Run())
+    (live,) = begin(shared, Run("interactive"))
+    shared.look()
+    assert shared.yielded == 0
+    live.is_waiting = True
+    shared.look()
+    assert [run.gave_way for run in begun] == [1, 0, 0, 0, 0]
+    assert (unstarted.gave_way, source.limits[-1]) == (0, 5)
+    shared.look()
+    assert [run.gave_way for run in begun] == [1, 1, 1, 0, 0]
+    shared.look()
+    assert [run.gave_way for run in begun] == [1, 1, 1, 1, 1]  # one is left: the floor
+    assert (unstarted.gave_way, source.limits[-1]) == (0, 1)
+
+
+@pytest.mark.rule("sharing.squeeze")
+async def test_and_gets_it_back_when_none_waits_any_more() -> None:
+    shared, source = sharing(Shares.of(4, share=1.0, floor=0))
+    begin(shared, Run(stake=1), Run(stake=2))
+    (live,) = begin(shared, Run("interactive"))
+    live.is_waiting = True
+    shared.look()
+    assert source.limits[-1] == 1
+    live.is_waiting = False
+    shared.look()
+    shared.look()
+    shared.look()
+    assert source.limits[-3:] == [1, 2, 3]

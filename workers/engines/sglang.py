@@ -48,6 +48,9 @@ from workers.token_bytes import TokenBytes
 _PRIORITIES: Final = (-100, 100)
 """Ranks that callers may ask for where SGLang schedules by rank."""
 
+_BATCH_RANK: Final = 1_000
+"""How far behind live requests batch work stands: further than any of those ranks."""
+
 _REPLAY_CONTEXT: Final = 16
 """Ids before the ones replayed that are decoded for what they may have kept of their text."""
 
@@ -129,6 +132,7 @@ class SglangEngine:
             sampling_defaults=config.get_default_sampling_params(),
             shows_special=has_output_marker(special_texts(self._tokenizer)),
             access=_access(self._server_args),
+            batch_rank=_batch_rank(self._manager),
         )
         if config.is_image_understandable_model and self._manager.mm_processor is not None:
             self._vision = Vision(self._manager.mm_processor, self._tokenizer)
@@ -383,6 +387,13 @@ def _access(server_args: Mapping[str, Any]) -> EngineAccess:
         adapters=tuple(name for name in map(_adapter_name, adapters) if "/" not in name),
         priorities=_PRIORITIES if server_args.get("enable_priority_scheduling") else (0, 0),
     )
+
+
+def _batch_rank(manager: Any) -> int | None:
+    if not manager.config_value("enable_priority_scheduling"):
+        return None
+    low_first = manager.config_value("schedule_low_priority_values_first")
+    return _BATCH_RANK if low_first else -_BATCH_RANK
 
 
 def _adapter_name(adapter: str | Mapping[str, str]) -> str:

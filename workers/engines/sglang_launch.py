@@ -268,9 +268,27 @@ def _defaults(model: str, slots: int, given: Mapping[str, Any]) -> dict[str, Any
         # White space without end is valid JSON, and small models find that.
         "constrained_json_disable_any_whitespace": True,
     }
+    defaults |= _ranks(given)
     if torch.cuda.is_available():
         return defaults
     return {**defaults, **_cpu_defaults(model, slots, given)}
+
+
+def _ranks(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Prompts of live requests are read before those of batch work, and keep their memory longer.
+
+    A running request is not stopped for another one, unless the operator asks for ranks.
+    """
+    if given.get("schedule_policy", "fcfs") not in ("fcfs", "lof"):
+        return {}  # there are no ranks with these
+    if not given.get("enable_priority_scheduling", True):
+        return {}
+    return {
+        "enable_priority_scheduling": True,
+        "disable_priority_preemption": "enable_priority_scheduling" not in given,
+        "default_priority_value": 0,
+        "retraction_policy": "priority",
+    }
 
 
 def _cpu_defaults(model: str, slots: int, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         access: What of the engine's own options callers may use.
         shows_special: Conversations need special tokens in their output text, because the model
             marks reasoning or tool calls with them.
+        batch_rank: Added to the rank of batch work, which puts it behind every live request; None
+            where SGLang does not schedule by rank.
     """
 
     context_length: int
@@ -63,6 +65,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     shows_special: bool = False
     access: EngineAccess = EngineAccess()
+    batch_rank: int | None = None
 
 
 def check(request: EngineRequest, facts: ModelFacts) -> None:
@@ -133,7 +136,9 @@ def arguments(request: EngineRequest, facts: ModelFacts) -> dict[str, Any]:
         given["custom_logit_processor"] = options.logit_processor
     if options.adapter is not None:
         given["lora_path"] = options.adapter
-    if options.priority is not None:
+    if facts.batch_rank is not None and request.job.job_class == "batch":
+        given["priority"] = facts.batch_rank + (options.priority or 0)
+    elif options.priority is not None:
         given["priority"] = options.priority
     if options.hidden_states is not None:
         given["return_hidden_states"] = "last" if options.hidden_states == "last" else True
