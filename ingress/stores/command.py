@@ -70,8 +70,9 @@ def status(url: str) -> None:
 
     async def work(found: Database) -> Status:
         at = await schema.status(found)
-        _say(at)
-        await schema.require_current(found)
+        if at.known:
+            _say(at)
+        schema.require_current(at)
         return at
 
     _run(url, work)

@@ -144,7 +144,7 @@ def open_database(url: str, *, busy_timeout_s: float = _BUSY_TIMEOUT_S) -> Datab
     A driver in the scheme (`postgresql+psycopg`) says nothing. Nothing is connected yet.
 
     Raises:
-        BadDatabaseUrl: It cannot be used.
+        BadDatabaseUrl: It cannot be used. For PostgreSQL, that may show at the first connection.
         StoreUnavailable: The file of an SQLite database can be neither found nor made.
     """
     scheme, colon, rest = url.partition("://")
@@ -228,9 +228,15 @@ def _postgresql(url: str) -> AsyncEngine:
     dsn = urlunsplit(parts._replace(query=urlencode(query)))
 
     async def connect() -> Any:
-        return await asyncpg.connect(
-            dsn, timeout=connect_timeout_s, command_timeout=_COMMAND_TIMEOUT_S
-        )
+        try:
+            return await asyncpg.connect(
+                dsn, timeout=connect_timeout_s, command_timeout=_COMMAND_TIMEOUT_S
+            )
+        except ValueError:  # whose text may have a part of the password in it
+            raise BadDatabaseUrl(
+                "The driver cannot read the PostgreSQL URL. Check its port and its options, and "
+                "that odd characters of the password are percent-encoded."
+            ) from None
 
     return create_async_engine(
         "postgresql+asyncpg://",

@@ -56,13 +56,12 @@ async def status(database: Database) -> Status:
     return await database.read(work)
 
 
-async def require_current(database: Database) -> None:
+def require_current(found: Status) -> None:
     """Check that the tables are those that this program was made for.
 
     Raises:
         SchemaMismatch: They are not.
     """
-    found = await status(database)
     if not found.known:
         raise SchemaMismatch(_newer(found))
     if found.revision is None:
@@ -89,7 +88,7 @@ async def upgrade(database: Database, revision: str = "head") -> None:
         if found.revision != found.newest:
             command.upgrade(_config(connection), revision)
 
-    await _migrate(database, migrate)
+    await _migrate(database, revision, migrate)
 
 
 async def downgrade(database: Database, revision: str) -> None:
@@ -106,10 +105,15 @@ async def downgrade(database: Database, revision: str) -> None:
             raise SchemaMismatch(_newer(found))
         command.downgrade(_config(connection), revision)
 
-    await _migrate(database, migrate)
+    await _migrate(database, revision, migrate)
 
 
-async def _migrate(database: Database, migrate: Callable[[sa.Connection], None]) -> None:
+async def _migrate(
+    database: Database, revision: str, migrate: Callable[[sa.Connection], None]
+) -> None:
+    if not revision.isalnum():  # alembic has a language for them, which we do not offer
+        raise UnknownRevision(f"{revision!r} is no revision.")
+
     async def work(connection: AsyncConnection) -> None:
         if not database.is_sqlite:
             lock = sa.select(sa.func.pg_advisory_xact_lock(sa.literal(_ONE_MIGRATES)))

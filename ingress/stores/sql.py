@@ -74,10 +74,11 @@ class SqlStore(SqlFiles):
         """
         database = open_database(url)
         try:
-            if database.is_sqlite:
+            found = await schema.status(database)
+            if database.is_sqlite and found.revision != found.newest:
                 await schema.upgrade(database)
             else:
-                await schema.require_current(database)
+                schema.require_current(found)
         except BaseException:
             await database.close()
             raise

@@ -33,8 +33,8 @@ class AnyText(sa.types.TypeDecorator[str]):
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
         if dialect.name == "postgresql":
-            return dialect.type_descriptor(postgresql.TEXT(collation="C"))
-        return dialect.type_descriptor(sa.Text())
+            return postgresql.TEXT(collation="C")
+        return sa.Text()
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
         if value is None:
