@@ -21,7 +21,7 @@ from ingress.disconnect import while_connected
 from ingress.generate import Services
 from ingress.transfers import Transfer, transferring
 from schemas.blobs.base import BlobMissing, BlobStoreUnavailable
-from schemas.errors import ClientClosedRequest, RequestError, ServingError
+from schemas.errors import ClientClosedRequest, InternalError, RequestError, ServingError
 
 _PIECE_BYTES: Final = 1 << 16
 """A reader who is slow but steady is seen to take something as often as that much is written."""
@@ -56,6 +56,7 @@ class Download(Response):
         self._blob = blob
         self._file_id = file_id
         self._missing = missing
+        self._size = size
         self._begun = False
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
@@ -98,11 +99,18 @@ class Download(Response):
             while piece is not None:
                 for at in range(0, len(piece), _PIECE_BYTES):
                     part = piece[at : at + _PIECE_BYTES]
+                    self._check(transfer.size + len(part), whole=False)
                     body = {"type": "http.response.body", "body": part, "more_body": True}
                     await self._write(send, body)
                     transfer.size += len(part)
                 piece = await self._next(pieces)
+            self._check(transfer.size, whole=True)
             await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _check(self, size: int, *, whole: bool) -> None:
+        """Refuse to send a content of another length than was promised."""
+        if self._size is not None and (size > self._size or (whole and size < self._size)):
+            raise InternalError("The content of the file is not what was stored.")
 
     async def _next(self, pieces: AsyncGenerator[bytes, None]) -> bytes | None:
         try:
