@@ -27,6 +27,15 @@ log = structlog.get_logger()
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+def _web_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Such as `https://llm.example.com`, without a slash at the end."""
+    if value is None:
+        return None
+    if not value.startswith(("http://", "https://")) or any(mark in value for mark in " ?#@"):
+        raise click.BadParameter("it must be like https://llm.example.com")
+    return value.rstrip("/")
+
+
 ingress_options = stacked(
     option("--host", env="HOST", default="127.0.0.1", help="Address to listen on."),
     option(
@@ -55,6 +64,13 @@ ingress_options = stacked(
         env="CONFIG",
         type=click.Path(dir_okay=False, path_type=Path),
         help="headrace.yaml: models, keys, profile.",
+    ),
+    option(
+        "--public-url",
+        env="PUBLIC_URL",
+        callback=_web_url,
+        help="Where clients reach the service, such as https://llm.example.com, for links in "
+        "answers. Default: what their requests tell.",
     ),
     option(
         "--queue-wait",
@@ -123,7 +139,7 @@ def ingress_settings(values: dict[str, Any]) -> IngressSettings:
     profile = values.pop("profile") or config.profile or "wafer"
     names = (
         *("host", "port", "api_keys", "grace_s"),
-        *("max_concurrent", "max_queued", "max_queued_tokens"),
+        *("max_concurrent", "max_queued", "max_queued_tokens", "public_url"),
     )
     settings = IngressSettings(
         limits=limits,

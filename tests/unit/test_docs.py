@@ -6,14 +6,26 @@ from pathlib import Path
 import click
 import pytest
 
+from ingress.batcher import batcher
+from ingress.client.commands import batch
 from ingress.commands import ingress
 from ingress.config import CapabilitiesConfig, ModelConfig, PricingConfig, load_config
 from ingress.embedded import up
+from ingress.embedded_batch import run_batch
+from ingress.stores.command import database
 from workers.__main__ import worker
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/configuration.md").read_text()
-COMMANDS = {"up": up, "ingress": ingress, "worker": worker}
+COMMANDS: dict[str, click.Command] = {
+    "up": up,
+    "ingress": ingress,
+    "worker": worker,
+    "batcher": batcher,
+    "database": database,
+    "batch": batch,
+    "batch run": run_batch,
+}
 
 
 def rows() -> dict[str, list[str]]:
@@ -27,6 +39,10 @@ def rows() -> dict[str, list[str]]:
 
 
 def options(command: click.Command) -> dict[str, click.Option]:
+    """By variable; those of a group are those of its commands."""
+    if isinstance(command, click.Group):
+        parts = [options(part) for part in command.commands.values()]
+        return {variable: option for part in parts for variable, option in part.items()}
     return {
         str(option.envvar): option
         for option in command.params
