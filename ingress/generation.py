@@ -142,6 +142,7 @@ class Generation:
             self._began_at
         )  # the latest attempt; or when it was last found to be all right
         self._suspected_at: float | None = None
+        self._alone = True  # no other suspect runs beside this one
         self._given_up_for: _Silence | Literal["blocked"] | None = None
         self._refusal: ServiceError | None = None  # why the next attempt is not on its way
         self._input_tokens = 0
@@ -255,6 +256,8 @@ class Generation:
         if message.seq == ALIVE:
             self._heard_at = now
             self._suspected_at = None
+            if message.deltas:
+                self._alone = False
         elif self.phase == "queued":
             self._loss = "redelivered"
         elif self._suspected_at is None:
@@ -315,6 +318,7 @@ class Generation:
 
     def _accepted(self, delta: Accepted, deltas: list[Delta]) -> None:
         self.worker = delta.worker
+        self._alone = delta.alone
         if self._is_batch:
             self.retries.excuse(self._loop.time() - self._sent_at)
         if not self._figures_of:
@@ -346,7 +350,9 @@ class Generation:
         accepted = self.phase != "queued"
         tokens = self._arrived.tokens
         progressed = tokens > self._tokens_before
-        self.retries.lost(loss, accepted=accepted, progressed=progressed, now=now)
+        self.retries.lost(
+            loss, accepted=accepted, progressed=progressed, alone=self._alone, now=now
+        )
         say = log.info if loss == "yielded" else log.warning
         say(
             telemetry.JOB_INTERRUPTED,
@@ -408,6 +414,7 @@ class Generation:
             queue_deadline=self._queue_deadline(),
             continuation=continuation,
             suspect=self.retries.strikes > 0,
+            exclusive=self.retries.in_doubt,
         )
 
     def _queue_deadline(self) -> float:

@@ -1,9 +1,10 @@
 """What it has cost to run one Job, and when that is enough.
 
 A worker that was lost may have been lost through the Job it ran. Losses count in a row: new tokens
-in between clear the Job. Whatever else ends an attempt (a worker that leaves, a reader too slow, a
-broker gone) is nobody's fault and only costs time, which is limited too. Batch work that made room
-for a live request costs nothing at all, however often it does.
+in between clear the Job, and a loss in the company of another suspect proves nothing. Whatever else
+ends an attempt (a worker that leaves, a reader too slow, a broker gone) is nobody's fault and only
+costs time, which is limited too. Batch work that made room for a live request costs nothing at all,
+however often it does.
 
 Source: streaming failures, section 4.
 """
@@ -62,29 +63,35 @@ class Retries:
     Attributes:
         losses: Why each lost attempt was lost, in order.
         strikes: Workers lost in a row.
+        in_doubt: The last of them may have been lost through another suspect.
         ends_at: When attempts that get nowhere have gone on for too long.
     """
 
     def __init__(self, retry_s: float) -> None:
         self.losses: list[Loss] = []
         self.strikes = 0
+        self.in_doubt = False
         self.ends_at = math.inf
         self._retry_s = retry_s
         self._lost_workers = 0
         self._tries = 0
 
-    def lost(self, loss: Loss, *, accepted: bool, progressed: bool, now: float) -> None:
+    def lost(
+        self, loss: Loss, *, accepted: bool, progressed: bool, alone: bool = True, now: float
+    ) -> None:
         """An attempt was lost.
 
         Args:
             loss: How.
             accepted: A worker had begun to run it.
             progressed: It had produced new tokens.
+            alone: No other suspect ran beside it.
             now: In the clock of `ends_at`.
         """
         self.losses.append(loss)
         if progressed:
             self.strikes = self._tries = 0
+            self.in_doubt = False
             self.ends_at = math.inf
         if loss == "yielded":
             self._tries = 0
@@ -92,7 +99,8 @@ class Retries:
         if self.ends_at == math.inf:
             self.ends_at = now + self._retry_s
         if accepted and loss in _STRIKES:
-            self.strikes += 1
+            self.in_doubt = self.strikes > 0 and not alone
+            self.strikes += not self.in_doubt
             self._lost_workers += 1
 
     def excuse(self, waited_s: float) -> None:

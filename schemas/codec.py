@@ -67,6 +67,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     queue_deadline: float
     continuation: Continuation | None
     suspect: bool
+    exclusive: bool = False
 
     @classmethod
     def of(cls, job: Job, key: str) -> StoredJob:
@@ -82,6 +83,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
             queue_deadline=job.queue_deadline,
             continuation=job.continuation,
             suspect=job.suspect,
+            exclusive=job.exclusive,
         )
 
     def job(self, blob: Job) -> Job:
@@ -93,6 +95,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
             queue_deadline=self.queue_deadline,
             continuation=self.continuation,
             suspect=self.suspect,
+            exclusive=self.exclusive,
         )
 
 
@@ -173,7 +176,7 @@ def decode_job(body: bytes) -> Job | StoredJob:
 def encode_blob(job: Job) -> bytes:
     """What a blob store keeps of a Job: all that is the same for every attempt."""
     return _blob_encoder.encode(
-        msgspec.structs.replace(job, attempt=1, continuation=None, suspect=False)
+        msgspec.structs.replace(job, attempt=1, continuation=None, suspect=False, exclusive=False)
     )
 
 

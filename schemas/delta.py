@@ -80,10 +80,16 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
 
     Everything that can be refused before generation has been checked by now, except what only the
     engine finds.
+
+    Attributes:
+        alone: Of a suspect: if the worker dies before its first new token, it was this one, since
+            no other suspect was begun beside it. That may change: then it is said again, in an
+            `ALIVE` message.
     """
 
     worker: str
     input_tokens: int
+    alone: bool = True
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
@@ -234,8 +240,10 @@ OUT_OF_BAND = -1
 another worker has, or had, it. It says `Interrupted` and stands outside the attempt's order."""
 
 ALIVE = -2
-"""`seq` of a message without Deltas: the attempt is in a worker's hands, and the worker is well. It
-comes about once a second while there is nothing else to say, and when it is asked for."""
+"""`seq` of a message out of the attempt's order: the attempt is in a worker's hands, and the worker
+is well. It comes about once a second while there is nothing else to say, and when it is asked for.
+It has no Deltas, but for an `Accepted` that tells a suspect's owner that it is not alone any more.
+"""
 
 
 class ReplyMessage(msgspec.Struct, frozen=True, array_like=True):

@@ -111,7 +111,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         queue_deadline: Unix time in seconds after which it must not be started any more.
         continuation: What earlier attempts produced; None for a fresh start.
         suspect: A worker was lost while it ran this Job, so it may be the reason. Workers start
-            suspects one at a time; a second loss then names the culprit and nobody else.
+            suspects one after the other; a second loss then names the culprit and nobody else.
+        exclusive: It was lost again, but beside another suspect, which may have been the reason. So
+            now no other one is started until it has shown that it does no harm.
     """
 
     version: int = SCHEMA_VERSION
@@ -127,6 +129,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     queue_deadline: float
     continuation: Continuation | None = None
     suspect: bool = False
+    exclusive: bool = False
 
     @property
     def choices(self) -> int:

@@ -43,6 +43,7 @@ from workers.metrics import WorkerMetrics
 from workers.output_format import OutputFormat
 from workers.prompt import fit_output_limit, length, render
 from workers.repetition import until_repeating
+from workers.suspects import Suspect, Suspects
 
 log = structlog.get_logger()
 
@@ -69,9 +70,7 @@ class Runner:
     Attributes:
         engine_lost: The engine generates no more. Set it before the runs are cancelled, so that
             each tells its owner.
-        suspects: Held by a Job that may have cost another worker its life, from before it is
-            accepted until its first token or its end. So if this worker dies, too, it is known
-            which of them it was.
+        suspects: Where Jobs that may have cost another worker its life are tested.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Runner:
         self.output_format = output_format
         self.repetition_window = repetition_window
         self.engine_lost = False
-        self.suspects = asyncio.Lock()
+        self.suspects = Suspects()
         self.accepted: set[Run] = set()
 
     def begin(self, delivery: Delivery) -> Run:
@@ -166,7 +165,7 @@ class Run:
         self._started = False
         self._silent = False  # nothing was said since this was set
         self._generated_before = 0  # tokens, when it was set
-        self._holds_suspects = False
+        self._suspect: Suspect | None = None  # while it is tested
         self._input_tokens = 0
         self._cached_tokens = 0
         self._cached: set[int] = set()  # prompts whose cached tokens are counted
@@ -275,7 +274,7 @@ class Run:
         """The reply has ended. Idempotent."""
         self._ended = True
         self._runner.accepted.discard(self)
-        self._acquit()
+        self._clear()
 
     async def serve(self) -> str:
         """Run the Job; returns the outcome for the log.
@@ -324,8 +323,8 @@ class Run:
         """Accept the Job and run all its choices."""
         job = self._job
         if job.suspect:
-            await self._wait_for_suspects()
-        self.send((Accepted(self._runner.worker_id, self._input_tokens),))
+            await self._wait_for_test()
+        self.send((self._acceptance(),))
         self._accepted_at = asyncio.get_running_loop().time()
         self._runner.accepted.add(self)
         if isinstance(job.prompt, TokenPrompt) and job.prompt.echo:
@@ -335,23 +334,32 @@ class Run:
             for request, choice in zip(requests, self._choices, strict=True):
                 group.create_task(self._in_turn(request, choice))
 
-    async def _wait_for_suspects(self) -> None:
+    async def _wait_for_test(self) -> None:
         """Wait until no other suspect may be about to take this worker down.
 
         Raises:
             ModelOverloaded: That took longer than the Job may wait.
         """
+        suspect = Suspect(exclusive=self._job.exclusive, on_company=self._tell_of_company)
         try:
             async with asyncio.timeout(self._job.queue_deadline - time.time()):
-                await self._runner.suspects.acquire()
+                await self._runner.suspects.test(suspect)
         except TimeoutError:
             raise _too_late() from None
-        self._holds_suspects = True
+        self._suspect = suspect
 
-    def _acquit(self) -> None:
-        if self._holds_suspects:
-            self._holds_suspects = False
-            self._runner.suspects.release()
+    def _acceptance(self) -> Accepted:
+        alone = self._suspect is None or self._suspect.alone
+        return Accepted(self._runner.worker_id, self._input_tokens, alone)
+
+    def _tell_of_company(self) -> None:
+        job = self._job
+        self._delivery.send(ReplyMessage(job.job_id, job.attempt, ALIVE, (self._acceptance(),)))
+
+    def _clear(self) -> None:
+        if self._suspect is not None:
+            self._runner.suspects.clear(self._suspect)
+            self._suspect = None
 
     async def _length(self, prompt_ids: tuple[int, ...]) -> int:
         """Tokens of a prompt; without its images where those are not known yet."""
@@ -467,7 +475,7 @@ class Run:
                 if said.deltas or ids or not self._started:
                     self.send((*self._opening(), *said.deltas), ids)
                 if chunk.output_tokens:
-                    self._acquit()
+                    self._clear()
                 if said.finished:
                     if chunk.finish is None:
                         await self._engine.abort(request.engine_request_id)

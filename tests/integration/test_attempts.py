@@ -709,6 +709,27 @@ async def test_two_workers_lost_in_a_row_convict_the_job(service: Service) -> No
     assert owner.generation.attempt == 2
 
 
+async def test_a_loss_in_company_proves_nothing_but_the_next_alone_does(service: Service) -> None:
+    worker, owner = service.hire(), await service.ask()
+    async with reading(owner) as answer:
+        held = await worker.take()
+        worker = await lose(service, worker, held)
+        for at_first in (False, True):
+            held = await worker.take()
+            assert held.job.suspect
+            held.say(Accepted("w", 1, alone=at_first), Started("w", 1, 0))
+            held.repeat(ALIVE, Accepted("w", 1, alone=False))
+            await worker.die()
+            worker = service.hire()
+            await worker.report()
+        held = await worker.take()
+        assert held.job.exclusive
+        await lose(service, worker, held)
+        with pytest.raises(GenerationFailed):
+            await answer
+    assert owner.generation.attempt == 4
+
+
 async def test_progress_in_between_clears_it(service: Service) -> None:
     worker, owner = service.hire(), await service.ask()
     async with reading(owner) as answer:

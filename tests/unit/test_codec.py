@@ -52,7 +52,7 @@ def test_a_job_can_be_read_by_an_operator() -> None:
         b'[{"type":"text","text":"the secret"},'
         b'{"type":"image","media_type":"image/png","data":"iVBORw=="}]}]},'
         b'"sampling":{"limit":{"max_tokens":5}},"created_at":1.0,"deadline":2.0,'
-        b'"queue_deadline":1.5,"continuation":null,"suspect":false}'
+        b'"queue_deadline":1.5,"continuation":null,"suspect":false,"exclusive":false}'
     )
 
 
@@ -64,7 +64,7 @@ def test_the_message_of_a_stored_job_has_nothing_of_the_prompt() -> None:
     assert encode_job(StoredJob.of(job, "jobs/2-j1")) == (
         b'{"version":1,"stored":"jobs/2-j1","job_id":"j1","attempt":2,"request_id":"","model":"m",'
         b'"job_class":"interactive","deadline":2.0,"queue_deadline":1.5,'
-        b'"continuation":{"choices":[[[7,8],3,0,false]]},"suspect":true}'
+        b'"continuation":{"choices":[[[7,8],3,0,false]]},"suspect":true,"exclusive":false}'
     )
 
 

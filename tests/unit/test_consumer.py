@@ -26,6 +26,7 @@ from workers.count import TokenCounter
 from workers.engines.base import EngineRequest
 from workers.engines.scripted import Gate, ScriptedEngine, Step, Text
 from workers.metrics import WorkerMetrics
+from workers.suspects import Suspects
 
 
 def job(job_id: str = "j", *, waits_s: float = 600, suspect: bool = False, **more: Any) -> Job:
@@ -93,17 +94,18 @@ class Heard:
 
 
 class Worker:
-    def __init__(self, script: Script, **settings: Any) -> None:
+    def __init__(self, script: Script, *, patience_s: float = 600, **settings: Any) -> None:
         self.transport = MemoryTransport()
         self.dispatcher = self.transport.dispatcher()
         self.engine = ScriptedEngine(served_id="m", script=script, slots=8)
         self.source = self.transport.job_source(model="m", slots=8)
         self.runner = runner(self.engine)
+        self.runner.suspects = Suspects(patience_s)
         counter = TokenCounter(self.engine, worker_id="w", metrics=WorkerMetrics())
         self.consumer = Consumer(self.source, self.runner, counter, **settings)
 
     def waiting_suspects(self) -> int:
-        return len(self.runner.suspects._waiters or ())
+        return self.runner.suspects.waiting
 
     async def ask(self, what: Job) -> Heard:
         return Heard(await self.dispatcher.dispatch(what))
@@ -208,7 +210,29 @@ async def test_suspects_start_one_at_a_time() -> None:
         await two.until_delta(Accepted)
         script.gates["two"].set()
         await two.until_delta(Completed)
-        assert not worker.runner.suspects.locked()
+        assert not worker.waiting_suspects()
+
+
+async def test_a_suspect_that_takes_its_time_gets_company_and_says_so() -> None:
+    script = Script()
+    script.waits |= {"one", "two", "three"}
+    async with working(script, patience_s=0, heartbeat_s=600) as worker:
+        one = await worker.ask(job("one", suspect=True))
+        assert (await one.until_delta(Accepted)).alone
+        two = await worker.ask(job("two", suspect=True))
+        assert not (await two.until_delta(Accepted)).alone
+        await one.until(lambda heard: heard.alive() == 1)
+        (told,) = one.messages[-1].deltas
+        assert isinstance(told, Accepted)
+        assert not told.alone
+        three = await worker.ask(job("three", suspect=True, exclusive=True))
+        await until(lambda: worker.waiting_suspects() == 1)
+        for name in ("one", "two"):
+            script.gates[name].set()
+        assert (await three.until_delta(Accepted)).alone
+        assert one.alive() == 1, "it was told once"
+        script.gates["three"].set()
+        await three.until_delta(Completed)
 
 
 async def test_a_suspect_is_acquitted_by_its_first_new_token() -> None:
