@@ -17,13 +17,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
-import structlog
 
-from schemas import telemetry
 from schemas.job import Job
 from schemas.transport.base import JobSource
-
-log = structlog.get_logger()
 
 CALM_S: Final = 1.0
 """How long a slot that a live Job has left stays free of batch work: about what it costs to stop a
@@ -232,11 +228,4 @@ class Sharing:
         for run in least_to_lose(staying, excess, started_first=started_first):
             self.yielded += 1
             self._leaving.add(run)
-            log.info(
-                telemetry.JOB_YIELDED,
-                job_id=run.job.job_id,
-                attempt=run.job.attempt,
-                tokens=run.at_stake(),
-                live=self.live,
-            )
             run.give_way()

@@ -1,7 +1,7 @@
 """The worker port over RabbitMQ: Jobs in, as many as there are slots.
 
-Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched one by one,
-each as soon as there is a slot for it, so they take what interactive ones leave and none waits
+Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched, several at
+once, as soon as there are slots for them, so they take what interactive ones leave and none waits
 here. Once their queue is empty, the next one is pushed: an idle worker costs the broker nothing.
 Counting Jobs are pushed to a consumer of their own, whose prefetch has nothing to do with slots.
 
@@ -60,6 +60,10 @@ log = structlog.get_logger(__name__)
 
 _CANCELS_REMEMBERED = 50_000
 _DEAD_LETTER_TIMEOUT_S = 10.0
+_FETCHES = 8
+"""Batch Jobs fetched at once. A channel fetches one at a time, in a round trip to a queue that may
+be replicated."""
+
 _CALL_TIMEOUT_S = 10.0
 """How long the broker may take to declare a queue and begin to deliver from it."""
 
@@ -146,7 +150,7 @@ class RabbitJobSource:
         self._incoming: deque[RabbitDelivery] = deque()
         self._arrived = asyncio.Event()
         self._held: set[RabbitDelivery] = set()
-        self._batch_limit = slots
+        self._batch_limit = self._free_for_batch = slots
         self._batch_room, self._no_batch_room = asyncio.Event(), asyncio.Event()
         self._batch_room.set()
         self._cancels = CancelMemory(settings.cancel_memory_s)
@@ -304,11 +308,12 @@ class RabbitJobSource:
         self._arrived.set()
 
     def _count_slots(self) -> None:
-        """See whether there is a slot for one more batch Job."""
+        """See whether there are slots for more batch Jobs."""
         held = [delivery.job.job_class for delivery in self._held]
         batch = held.count("batch")
-        generating = batch + held.count("interactive")
-        if generating < self._slots and batch < self._batch_limit and not self._draining:
+        free = self._slots - batch - held.count("interactive")
+        self._free_for_batch = min(free, self._batch_limit - batch)
+        if self._free_for_batch > 0 and not self._draining:
             self._batch_room.set()
             self._no_batch_room.clear()
         else:
@@ -500,19 +505,29 @@ class RabbitJobSource:
 
     async def _fetch_from(self, session: Session) -> None:
         await self._declare_job_queue(session, "batch")
-        channel = await session.channel(confirms=False, vital=False)
-        await channel.set_qos(prefetch_count=1)
-        queue = await channel.get_queue(topology.job_queue(self._model, "batch"), ensure=False)
+        name = topology.job_queue(self._model, "batch")
+        queues = []
+        for _ in range(min(_FETCHES, self._slots)):
+            channel = await session.channel(confirms=False, vital=False)
+            await channel.set_qos(prefetch_count=1)
+            queues.append(await channel.get_queue(name, ensure=False))
+        waiting_room = await wire_channel(queues[0].channel)
         ended = asyncio.Event()
-        channel.close_callbacks.add(lambda *_: ended.set())
-        (await wire_channel(channel)).on_consumer_cancel_callbacks.add(lambda *_: ended.set())
+        queues[0].channel.close_callbacks.add(lambda *_: ended.set())
+        waiting_room.on_consumer_cancel_callbacks.add(lambda *_: ended.set())
         while session.alive:
             await self._batch_room.wait()
-            message = await queue.get(fail=False)
-            if message is None:
-                await self._wait_for_batch_job(queue, ended)
-            else:
-                await self._on_job(message)
+            gets = [queue.get(fail=False) for queue in queues[: self._free_for_batch]]
+            # One that fails must not lose what the others have brought.
+            fetched = await asyncio.gather(*gets, return_exceptions=True)
+            for message in fetched:
+                if isinstance(message, AbstractIncomingMessage):
+                    await self._on_job(message)
+            for error in fetched:
+                if isinstance(error, BaseException):
+                    raise error
+            if not any(fetched):
+                await self._wait_for_batch_job(queues[0], ended)
 
     async def _wait_for_batch_job(self, queue: AbstractQueue, ended: asyncio.Event) -> None:
         """Have the next one of an empty queue pushed, unless its slot is taken before.
