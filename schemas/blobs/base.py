@@ -8,7 +8,9 @@ Rules every store obeys (the contract suite checks them):
 
 * A reader finds the whole blob or none, whatever becomes of the writer.
 * Deleting what is not there is no error; neither is two processes deleting the same.
-* What a writer that was killed left behind is listed, and can be deleted by that name.
+* What a writer that was killed left behind is no blob. Where a store shows it, it is listed, and
+  can be deleted by that name.
+* A writer that ends early in any other way leaves nothing.
 * Nothing blocks the event loop.
 """
 

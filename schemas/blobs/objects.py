@@ -11,9 +11,13 @@ The only module that knows obstore. What a store answers in words is never passe
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -30,7 +34,7 @@ _PART_BYTES = 5 << 20
 """The least that S3 takes; of its 10,000 parts that makes 50 GB."""
 
 _PARTS_AT_ONCE = 2
-"""Per writer. With what it gathers and hands over, it holds four parts at most."""
+"""Per writer, which besides holds the part that is next and the one that it gathers."""
 
 _PIECE_BYTES = 1 << 20
 """What a reader gets in one turn, at least."""
@@ -38,28 +42,39 @@ _PIECE_BYTES = 1 << 20
 _ABORT_S = 10.0
 """How long a writer that ends early waits for its upload to be aborted."""
 
-_CONNECT_S = 5
-_SILENCE_S = 30
-"""For a request's body to be taken and its answer to begin, and between two pieces of an answer."""
+_LAST_RESULTS_S = 2.0
+_LOOK_EVERY_S = 0.01
+_QUIET_LOOKS = 5
 
-_READ_S = 86_400
+_CONNECT_S = 5.0
+
+_READ_S = 86_400.0
 """For a whole answer: a client that downloads slowly holds the read open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retries:
-    """How often, and for how long, a request is sent again that got no answer, or a 5xx."""
+class Patience:
+    """With a store that is not well.
 
-    most: int = 5
+    Attributes:
+        retries: How often a request is sent again that got no answer, or a 5xx.
+        first_pause_s: Before the first of them; each further pause is up to twice as long.
+        within_s: No retry begins later.
+        silence_s: For a request's body to be taken and its answer to begin, and between two pieces
+            of an answer.
+    """
+
+    retries: int = 5
     first_pause_s: float = 0.1
     longest_pause_s: float = 3.0
     within_s: float = 60.0
+    silence_s: float = 30.0
 
 
 class S3Store:
     """See `schemas.blobs.base.BlobStore`."""
 
-    def __init__(self, location: BucketLocation, retries: Retries) -> None:
+    def __init__(self, location: BucketLocation, patience: Patience) -> None:
         config: dict[str, Any] = {
             # One DELETE per blob: not every store has the other, and we delete few at a time.
             "disable_bulk_delete": True,
@@ -75,22 +90,22 @@ class S3Store:
             client_options={
                 "allow_http": location.allow_http,
                 "connect_timeout": timedelta(seconds=_CONNECT_S),
-                "read_timeout": timedelta(seconds=_SILENCE_S),
+                "read_timeout": timedelta(seconds=patience.silence_s),
                 "timeout": timedelta(seconds=_READ_S),
             },
             retry_config={
-                "max_retries": retries.most,
-                "retry_timeout": timedelta(seconds=retries.within_s),
+                "max_retries": patience.retries,
+                "retry_timeout": timedelta(seconds=patience.within_s),
                 "backoff": {
-                    "init_backoff": timedelta(seconds=retries.first_pause_s),
-                    "max_backoff": timedelta(seconds=retries.longest_pause_s),
+                    "init_backoff": timedelta(seconds=patience.first_pause_s),
+                    "max_backoff": timedelta(seconds=patience.longest_pause_s),
                     "base": 2,
                 },
             },
         )
 
     @classmethod
-    def open(cls, location: BucketLocation, retries: Retries | None = None) -> S3Store:
+    def open(cls, location: BucketLocation, patience: Patience | None = None) -> S3Store:
         """A store in a bucket, which must be there. Blocks.
 
         Raises:
@@ -99,7 +114,7 @@ class S3Store:
         probe = probe_key()
         try:
             with _explained():
-                store = cls(location, retries or Retries())
+                store = cls(location, patience or Patience())
                 # All that a store must be allowed to do.
                 obstore.put(store._bucket, probe, b"", use_multipart=False)
                 obstore.get(store._bucket, probe)
@@ -125,12 +140,25 @@ class S3Store:
 
     async def write(self, key: str, pieces: AsyncIterable[bytes]) -> int:
         check_key(key)
+        upload, size = None, 0
         async with contextlib.aclosing(gathered(pieces, _PART_BYTES)) as parts:
-            first = await anext(parts)
-            if len(first) < _PART_BYTES:
-                await self.put(key, first)
-                return len(first)
-            return await self._upload(key, first, parts)
+            try:
+                async for part in parts:
+                    size += len(part)
+                    if upload is None:
+                        if len(part) < _PART_BYTES:  # and so the only one
+                            await self.put(key, part)
+                            return size
+                        upload = _Upload(self._bucket, key)
+                    await upload.give(part)
+                    del part  # before the next one is gathered
+                assert upload is not None
+                await upload.finish()
+            except BaseException:
+                if upload is not None:
+                    await upload.abandon()
+                raise
+        return size
 
     async def read(self, key: str) -> AsyncGenerator[bytes, None]:
         check_key(key)
@@ -174,81 +202,79 @@ class S3Store:
         async for _ in obstore.list(self._bucket, "jobs", chunk_size=1):
             return
 
-    async def _upload(self, key: str, first: bytes, rest: AsyncIterator[bytes]) -> int:
-        handover = _Handover()
-        upload = asyncio.ensure_future(
-            obstore.put_async(
-                self._bucket,
-                key,
-                handover,
-                use_multipart=True,
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
-        )
-        upload.add_done_callback(_heed)
-        try:
-            await handover.give(first, upload)
-            size = len(first)
-            async for part in rest:
-                await handover.give(part, upload)
-                size += len(part)
-            await handover.give(None, upload)
-            with _explained():
-                await asyncio.shield(upload)
-        except BaseException:
-            # Were it cancelled, its parts would stay: an error makes obstore abort the upload.
-            handover.abandon()
-            await asyncio.wait({upload}, timeout=_ABORT_S)
-            raise
-        return size
-
 
 class _AbandonedError(Exception):
     """The writer has ended early."""
 
 
-class _Handover:
-    """Parts on their way from a writer's own task to the upload, one at a time.
+class _Upload:
+    """A blob on its way up, in parts that its writer gives one by one.
 
-    So the writer's pieces are made where the writer runs, with its time limits and cancellation.
+    Obstore would take them from an iterator of the writer's. But that would run in a task of
+    obstore's, and an upload that is cancelled leaves its parts in the bucket: it is aborted only if
+    the iterator fails. So the writer stays in its own task, and tells here how it ends.
     """
 
-    def __init__(self) -> None:
-        self._parts: asyncio.Queue[bytes | _AbandonedError | None] = asyncio.Queue(1)
+    def __init__(self, bucket: Bucket, key: str) -> None:
+        self._parts: asyncio.Queue[bytes | _AbandonedError | None] = asyncio.Queue()
+        self._upload = asyncio.ensure_future(
+            obstore.put_async(
+                bucket,
+                key,
+                self,
+                use_multipart=True,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+        )
+        self._upload.add_done_callback(_heed)
 
-    async def give(self, part: bytes | None, upload: asyncio.Future[Any]) -> None:
-        """Wait until there is room for a part, or None as the end.
+    async def give(self, part: bytes) -> None:
+        """Returns when the part is taken, which may be long before it is stored.
 
         Raises:
             BlobStoreUnavailable: The upload has failed.
         """
-        giving = asyncio.ensure_future(self._parts.put(part))
+        self._parts.put_nowait(part)
+        del part
+        taken = asyncio.ensure_future(self._parts.join())
         try:
-            await asyncio.wait({giving, upload}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({taken, self._upload}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            giving.cancel()
-        if upload.done():
+            taken.cancel()
+        if self._upload.done():
             with _explained():
-                upload.result()
+                self._upload.result()
 
-    def abandon(self) -> None:
-        """Make the upload fail."""
+    async def finish(self) -> None:
+        """There are no more parts; returns when the blob is there.
+
+        Raises:
+            BlobStoreUnavailable: The upload has failed.
+        """
+        self._parts.put_nowait(None)
+        with _explained():
+            await asyncio.shield(self._upload)
+
+    async def abandon(self) -> None:
+        """Make it fail, and wait until it has been aborted."""
         while not self._parts.empty():
             self._parts.get_nowait()
         self._parts.put_nowait(_AbandonedError())
+        await asyncio.wait({self._upload}, timeout=_ABORT_S)
 
-    def __aiter__(self) -> _Handover:
+    def __aiter__(self) -> _Upload:
         return self
 
     async def __anext__(self) -> bytes:
-        match await self._parts.get():
+        part = await self._parts.get()
+        self._parts.task_done()
+        match part:
             case None:
                 raise StopAsyncIteration
-            case _AbandonedError() as abandoned:
-                raise abandoned
-            case part:
-                return part
+            case _AbandonedError():
+                raise part
+        return part
 
 
 async def _parts_of(data: bytes) -> AsyncGenerator[bytes, None]:
@@ -260,6 +286,20 @@ def _heed(upload: asyncio.Future[Any]) -> None:
     """Take note of how it ended, so that nothing is said of it when its writer has gone."""
     if not upload.cancelled():
         upload.exception()
+
+
+@atexit.register
+def _let_obstore_finish() -> None:
+    """A thread of obstore's that is still telling of a result when the interpreter ends aborts us.
+
+    It tells it in Python: it waits for the interpreter's lock, and is ended by force instead, which
+    Rust does not survive. So the last result must have been told before the process ends.
+    """
+    give_up_at, quiet = time.monotonic() + _LAST_RESULTS_S, 0
+    while quiet < _QUIET_LOOKS and time.monotonic() < give_up_at:
+        time.sleep(_LOOK_EVERY_S)
+        ours = {thread.ident for thread in threading.enumerate()}
+        quiet = 0 if sys._current_frames().keys() - ours else quiet + 1
 
 
 _STATUS = re.compile(r"status code: (\d{3})")

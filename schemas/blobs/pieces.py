@@ -13,14 +13,17 @@ async def gathered(pieces: AsyncIterable[bytes], size: int) -> AsyncGenerator[by
 
     Without any bytes there is one empty piece.
     """
-    held, first = bytearray(), True
+    held, cut_any = bytearray(), False
     async for piece in pieces:
         rest = memoryview(piece)
         while len(held) + len(rest) >= size:
             cut = size - len(held)
-            yield bytes(rest[:cut]) if not held else bytes(held + rest[:cut])
-            held.clear()
-            rest, first = rest[cut:], False
+            held += rest[:cut]
+            full = bytes(held)
+            held.clear()  # whoever gets the piece may take long
+            rest, cut_any = rest[cut:], True
+            yield full
+            del full
         held += rest
-    if held or first:
+    if held or not cut_any:
         yield bytes(held)

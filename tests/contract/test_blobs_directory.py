@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,12 @@ from tests.contract.blob_suite import BlobSuite, Harness, a_key
 
 
 class DirectoryHarness:
+    part_bytes = 1 << 20
+    env: Mapping[str, str] = {}
+
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.location = root.as_uri()
 
     def store(self) -> DirectoryStore:
         return DirectoryStore.open(self.root)
@@ -25,8 +30,22 @@ class DirectoryHarness:
         """As the kernel leaves it."""
         (self.root / f"{key}.0123abcd.part").write_bytes(b"half of it")
 
-    def take_away(self) -> None:
+    def unfinished(self) -> int:
+        return len(list(self.root.rglob("*.part")))
+
+    def held(self) -> int:
+        inside = str(self.root)
+        return sum(1 for name in open_files() if name.startswith(inside))
+
+    async def take_away(self) -> None:
         shutil.rmtree(self.root)
+
+
+def open_files() -> Iterator[str]:
+    """Of this process."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            yield str(descriptor.readlink())
 
 
 class TestDirectoryStore(BlobSuite):
