@@ -13,7 +13,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -96,8 +96,6 @@ def run_batch(
     Results go to x.results.jsonl beside x.jsonl unless --output says otherwise. Interrupted, the
     same command goes on where it was.
     """
-    stdout = _stdout_for_results_alone()
-    telemetry.configure_logging(log_level)
     console = Console(stderr=True)
     path = named_endpoint(file, endpoint)
     output = output or file.with_name(f"{file.stem}.results{file.suffix}")
@@ -114,12 +112,14 @@ def run_batch(
         model=model, served_id=name, reasoning_format=reasoning_parser, **values
     )
     run_id = _run_id(file, path, worker)
+    stdout = _stdout_for_results_alone()
+    telemetry.configure_logging(log_level)
     place = data or data_dir() / "runs" / run_id
     with data_directory(place) as kept:
         # A directory of this run alone is still there only if the results were not written.
-        run = _Run(file, path, run_id, worker, kept, console, takes_ended=data is None)
+        run = LocalRun(file, path, run_id, worker, kept, console, takes_ended=data is None)
         try:
-            ended = uvloop.run(run.run(output, errors, stdout))
+            ended = uvloop.run(_interruptible(run, output, errors, stdout))
         except (KeyboardInterrupt, asyncio.CancelledError):
             say(console, "Interrupted. The same command goes on where this has come to.")
             raise SystemExit(INTERRUPTED) from None
@@ -163,8 +163,30 @@ def _run_id(file: Path, endpoint: str, worker: WorkerSettings) -> str:
     return digest.hexdigest()[:24]
 
 
-class _Run:
-    """One run of a file."""
+async def _interruptible(
+    run: LocalRun, output: Path, errors: Path | None, stdout: BinaryIO
+) -> BatchView:
+    """A run that SIGTERM ends as Ctrl-C does."""
+    loop = asyncio.get_running_loop()
+    running = asyncio.current_task()
+    assert running is not None
+
+    def listen() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, running.cancel)
+
+    # Once the engine is there: it sets handlers of its own while it starts.
+    return await run.run(output, errors, stdout, on_loaded=listen)
+
+
+class LocalRun:
+    """One run of a file.
+
+    Args:
+        endpoint: Path of what its requests are for.
+        run_id: By which the run knows its batch again.
+        takes_ended: Whether a batch that has ended may be such a one too.
+    """
 
     def __init__(
         self,
@@ -185,16 +207,20 @@ class _Run:
         self._console = console
         self._takes_ended = takes_ended
 
-    async def run(self, output: Path, errors: Path | None, stdout: BinaryIO) -> BatchView:
+    async def run(
+        self,
+        output: Path,
+        errors: Path | None,
+        stdout: BinaryIO,
+        *,
+        on_loaded: Callable[[], None] = lambda: None,
+    ) -> BatchView:
         """Load the model, answer what is not answered yet, write the results."""
         settings = IngressSettings(model=self._worker.served_id)
         async with working(settings, self._worker, self._data, self._console) as parts:
+            on_loaded()
             services, consuming = parts
             assert services.store is not None
-            main = asyncio.current_task()
-            assert main is not None
-            for number in (signal.SIGINT, signal.SIGTERM):  # after the engine has set its own
-                asyncio.get_running_loop().add_signal_handler(number, main.cancel)
             batch = await self._earlier(services.store) or await self._add(services.store)
             batch = await self._ended(services.store, batch, consuming)
             await self._write(services.store, batch, output, errors, stdout)

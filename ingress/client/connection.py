@@ -32,7 +32,9 @@ _SILENCE_S: Final = 60.0
 _STORING_S: Final = 600.0
 """How long a service may take over a body that has been sent."""
 
-_PAUSES_S: Final = (0.3, 1.0, 3.0)
+_PAUSES_S: Final = (0.2, 0.8)
+"""Before each further try of what did not arrive."""
+
 _LONGEST_RETRY_AFTER_S: Final = 30.0
 _PIECE_BYTES: Final = 1 << 18
 
@@ -212,7 +214,7 @@ class Connection:
                 yield answer
         except TimeoutError:
             raise Transient(f"The service at {self._url} does not answer.") from None
-        except aiohttp.InvalidURL:
+        except (aiohttp.InvalidURL, ValueError):
             raise ClientError(f"{self._url} is not the URL of a service.") from None
         except aiohttp.ClientError as error:
             why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
