@@ -12,6 +12,7 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BUILT = {name: service for name, service in SERVICES.items() if "build" in service}
 LONGEST_REQUEST_S = 3600
+RUN_ONCE = {"trial-model", "database"}
 
 
 def example_variables() -> dict[str, str]:
@@ -36,8 +37,12 @@ def haproxy(directive: str) -> list[str]:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_is_watched_restarted_and_unprivileged(name: str) -> None:
     service = SERVICES[name]
-    assert service["healthcheck"].get("test") or name == "trial-model"
-    assert service["restart"] in {"unless-stopped", "on-failure:3"}
+    if name in RUN_ONCE:
+        assert service["healthcheck"] == {"disable": True}
+        assert service["restart"] == "on-failure:3"
+    else:
+        assert service["healthcheck"]["test"]
+        assert service["restart"] == "unless-stopped"
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
@@ -68,13 +73,14 @@ def test_everything_copied_into_an_image_is_sent_to_the_builder(name: str) -> No
 def test_no_secret_is_written_down() -> None:
     for service in SERVICES.values():
         for variable, value in service.get("environment", {}).items():
-            if re.search(r"PASS|KEY|TOKEN|SECRET|AMQP_URL", variable):
+            if re.search(r"PASS|KEY|TOKEN|SECRET|AMQP_URL|DATABASE", variable):
                 # nothing left once what comes from outside, and the URL round it, is taken away
                 literal = re.sub(r"\$\{[A-Z_]+(:-headrace|:-|:\?[^}]*)\}", "", str(value))
-                assert literal in {"", "amqp://:@rabbitmq:5672/"}, variable
+                urls = {"amqp://:@rabbitmq:5672/", "postgresql://headrace:@postgres:5432/headrace"}
+                assert literal in {"", *urls}, variable
 
 
-@pytest.mark.parametrize("variable", ["RABBITMQ_PASSWORD", "HEADRACE_API_KEY"])
+@pytest.mark.parametrize("variable", ["RABBITMQ_PASSWORD", "POSTGRES_PASSWORD", "HEADRACE_API_KEY"])
 def test_secrets_must_be_given_and_the_example_gives_none(variable: str) -> None:
     uses = re.findall(rf"\$\{{{variable}([^}}]*)\}}", (ROOT / "compose.yaml").read_text())
     assert uses
@@ -114,7 +120,7 @@ def test_only_loopback_is_published_unless_asked() -> None:
 
 
 def test_a_stop_waits_longer_than_the_grace_of_what_runs_inside() -> None:
-    for name in ("ingress", "worker", "worker-gpu"):
+    for name in ("ingress", "batcher", "worker", "worker-gpu"):
         service = SERVICES[name]
         grace_s = int(service["environment"]["HEADRACE_GRACE"])
         assert seconds(service["stop_grace_period"]) > grace_s
@@ -122,14 +128,41 @@ def test_a_stop_waits_longer_than_the_grace_of_what_runs_inside() -> None:
     assert proxy_s >= seconds(SERVICES["ingress"]["stop_grace_period"])
 
 
-def test_large_requests_lie_where_ingress_and_workers_can_reach_them() -> None:
-    for name in ("ingress", "worker", "worker-gpu"):
+def test_blobs_lie_where_everybody_can_reach_them() -> None:
+    for name in ("ingress", "batcher", "worker", "worker-gpu"):
         service = SERVICES[name]
         assert service["environment"]["HEADRACE_BLOBS"] == "/blobs"
         assert "blobs:/blobs" in service["volumes"]
         # A new volume is owned by whom the image says; the root around it is read-only.
         text = dockerfile(service)
         assert "install -d -m 700 -o 10001 -g 10001 /blobs" in text[text.rindex("\nFROM ") :]
+
+
+def test_whoever_uses_the_database_waits_for_its_tables() -> None:
+    url = SERVICES["database"]["environment"]["HEADRACE_DATABASE"]
+    assert SERVICES["database"]["command"] == ["database", "upgrade"]
+    assert SERVICES["database"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert f"@postgres:5432/{SERVICES['postgres']['environment']['POSTGRES_DB']}" in url
+    assert SERVICES["postgres"]["environment"]["POSTGRES_USER"] in url
+    for name in ("ingress", "batcher"):
+        service = SERVICES[name]
+        assert service["environment"]["HEADRACE_DATABASE"] == url
+        done = {"condition": "service_completed_successfully"}
+        assert service["depends_on"]["database"] == done
+        assert service["image"] == SERVICES["database"]["image"]
+
+
+def test_a_batcher_sees_requests_as_the_ingress_does() -> None:
+    ingress, batcher = (SERVICES[name]["environment"] for name in ("ingress", "batcher"))
+    assert batcher["HEADRACE_PROFILE"] == ingress["HEADRACE_PROFILE"]
+    port = batcher["HEADRACE_METRICS_PORT"]
+    assert f"127.0.0.1:{port}/" in SERVICES["batcher"]["healthcheck"]["test"][-1]
+
+
+def test_the_proxy_passes_uploads_on_as_they_come() -> None:
+    # Else a file would have to arrive, and fit, before anybody who could refuse it sees it.
+    assert haproxy("option http-buffer-request") == []
+    assert haproxy("http-request wait-for-body") == []
 
 
 def test_the_proxy_holds_nothing_up_and_repeats_nothing() -> None:
