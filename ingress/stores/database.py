@@ -188,10 +188,13 @@ def _sqlite(url: str, busy_timeout_s: float) -> AsyncEngine:
     @sa.event.listens_for(engine.sync_engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
         cursor = connection.cursor()
-        # Before there is a first table: so the room of dropped results can be given back.
-        cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        # Readers see what was committed while somebody writes, and a commit is one fsync.
-        cursor.execute("PRAGMA journal_mode = WAL")
+        # Only once, for it takes a lock. Readers see what was committed while somebody writes, and
+        # a commit is one fsync. The room of what is deleted can be given back if that is said
+        # before there is a first table.
+        cursor.execute("PRAGMA journal_mode")
+        if cursor.fetchone()[0] != "wal":
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            cursor.execute("PRAGMA journal_mode = WAL")
         # What was told to a client outlives a power cut too, not only a killed process.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
@@ -232,6 +235,8 @@ def _postgresql(url: str) -> AsyncEngine:
             return await asyncpg.connect(
                 dsn, timeout=connect_timeout_s, command_timeout=_COMMAND_TIMEOUT_S
             )
+        except asyncpg.ClientConfigurationError as error:
+            raise BadDatabaseUrl(f"{error}.") from None
         except ValueError:  # whose text may have a part of the password in it
             raise BadDatabaseUrl(
                 "The driver cannot read the PostgreSQL URL. Check its port and its options, and "
