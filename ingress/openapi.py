@@ -7,11 +7,12 @@ Source: OpenAPI 3.1; error catalogue, sections 1 to 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from ingress.batch import files_api
 from ingress.dialects.api import (
     BOOLEAN,
     COUNT,
@@ -22,14 +23,21 @@ from ingress.dialects.api import (
     Schema,
     array,
     const,
-    enum,
     nullable,
     record,
 )
 from ingress.dialects.base import CountingDialect, Dialect
 from ingress.dialects.registry import DIALECTS
 from ingress.dialects.validation import TAG_PREFIX
-from schemas.errors import ServingError
+from ingress.openapi_terms import (
+    ANSWER_HEADERS,
+    CLIENT_ID,
+    ZDR,
+    errors_by_status,
+    json_answer,
+    query_parameter,
+    ref,
+)
 
 _INFERENCE_ERRORS = (
     "missing_api_key",
@@ -53,24 +61,6 @@ _INFERENCE_ERRORS = (
 )
 _CATALOGUE_ERRORS = ("invalid_api_key", "internal_error")
 
-_REQUEST_ID = {
-    "description": "Id of the request; the same under both names.",
-    "schema": STRING,
-}
-_ANSWER_HEADERS = {
-    "x-request-id": _REQUEST_ID,
-    "request-id": _REQUEST_ID,
-    "x-headrace-ignored": {
-        "description": "Fields of the request that have no effect, in the profile `official`.",
-        "schema": STRING,
-    },
-}
-_RETRY_AFTER = {"description": "Seconds after which to try again.", "schema": INTEGER}
-_SHOULD_RETRY = {
-    "description": "Sent where the status alone would mislead.",
-    "schema": enum("true", "false"),
-}
-
 
 def build_document(version: str) -> dict[str, Any]:
     """The whole document."""
@@ -79,6 +69,7 @@ def build_document(version: str) -> dict[str, Any]:
         "AnthropicError": _anthropic_error(),
         "Model": _model(),
         "ModelList": _model_list(),
+        **files_api.SCHEMAS,
     }
     paths: dict[str, Any] = {}
     for dialect in DIALECTS.values():
@@ -89,6 +80,7 @@ def build_document(version: str) -> dict[str, Any]:
             }
     paths["/v1/models"] = {"get": _list_models()}
     paths["/v1/models/{model}"] = {"get": _retrieve_model()}
+    paths |= files_api.paths()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -105,6 +97,7 @@ def build_document(version: str) -> dict[str, Any]:
         "tags": [
             {"name": "inference", "description": "Answers of models."},
             {"name": "models", "description": "The catalogue."},
+            {"name": "files", "description": "What batches are made of and what they give."},
         ],
         "security": [{"bearer": []}, {"x-api-key": []}],
         "paths": paths,
@@ -127,12 +120,12 @@ def _operation(
     request = _request_schema(api, schemas)
     answer = f"{_camel(name)}Answer"
     schemas[answer] = api.answer
-    content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
+    content: dict[str, Any] = {"application/json": {"schema": ref(answer)}}
     if api.record is not None:
         schemas[f"{_camel(name)}Record"] = api.record
         content["text/event-stream"] = _stream(api, f"{_camel(name)}Record")
     headers = {
-        **_ANSWER_HEADERS,
+        **ANSWER_HEADERS,
         **{key: {"description": text, "schema": STRING} for key, text in api.headers.items()},
     }
     return {
@@ -140,38 +133,24 @@ def _operation(
         "tags": ["inference"],
         "summary": api.summary,
         "description": api.description,
-        "parameters": [_ZDR, _CLIENT_ID],
+        "parameters": [ZDR, CLIENT_ID],
         "requestBody": {
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": _ref(request),
+                    "schema": ref(request),
                     "examples": {key: _example(example) for key, example in api.examples.items()},
                 }
             },
         },
         "responses": {
             "200": {"description": "The answer.", "headers": headers, "content": content},
-            **_errors(
+            **errors_by_status(
                 (*_INFERENCE_ERRORS, *api.errors),
                 "AnthropicError" if dialect.name == "messages" else "Error",
             ),
         },
     }
-
-
-_ZDR = {
-    "name": "Wafer-ZDR",
-    "in": "header",
-    "description": "`required`: only a model with zero data retention may answer.",
-    "schema": STRING,
-}
-_CLIENT_ID = {
-    "name": "x-request-id",
-    "in": "header",
-    "description": "An id of the client's own; it comes back as `client_` and its safe characters.",
-    "schema": STRING,
-}
 
 
 def _example(example: Example) -> dict[str, Any]:
@@ -187,38 +166,8 @@ def _stream(api: ApiDescription, record_name: str) -> dict[str, Any]:
         },
         "example": api.stream,
         # OpenAPI 3.1 has no word for the records of a stream.
-        "x-record-schema": _ref(record_name),
+        "x-record-schema": ref(record_name),
     }
-
-
-def _errors(codes: tuple[str, ...], envelope: str) -> dict[str, Any]:
-    """The error responses, by status."""
-    by_status: dict[int, list[type[ServingError]]] = {}
-    known = {error.code: error for error in _concrete(ServingError)}
-    for code in codes:
-        error = known[code]
-        anthropic_overload = envelope == "AnthropicError" and error.status == 503
-        by_status.setdefault(529 if anthropic_overload else error.status, []).append(error)
-    return {
-        str(status): {
-            "description": " · ".join(f"`{error.code}`" for error in errors),
-            "headers": {
-                "x-request-id": _REQUEST_ID,
-                "request-id": _REQUEST_ID,
-                "x-should-retry": _SHOULD_RETRY,
-                **({"retry-after": _RETRY_AFTER} if status in (429, 503, 529) else {}),
-            },
-            "content": {"application/json": {"schema": _ref(envelope)}},
-        }
-        for status, errors in sorted(by_status.items())
-    }
-
-
-def _concrete(error: type[ServingError]) -> Iterator[type[ServingError]]:
-    if "code" in vars(error):
-        yield error
-    for below in error.__subclasses__():
-        yield from _concrete(below)
 
 
 # --- Request schemas -----------------------------------------------------------------------------
@@ -269,9 +218,6 @@ def _request_schema(api: ApiDescription, schemas: dict[str, Schema]) -> str:
 
 
 def _list_models() -> dict[str, Any]:
-    def parameter(name: str, text: str, schema: Schema) -> dict[str, Any]:
-        return {"name": name, "in": "query", "description": text, "schema": schema}
-
     return {
         "operationId": "list_models",
         "tags": ["models"],
@@ -282,17 +228,17 @@ def _list_models() -> dict[str, Any]:
         ),
         "security": [{}, {"bearer": []}, {"x-api-key": []}],
         "parameters": [
-            parameter(
+            query_parameter(
                 "limit",
                 "Models on a page.",
                 {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20},
             ),
-            parameter("after_id", "The page after this model.", STRING),
-            parameter("before_id", "The page before this model.", STRING),
+            query_parameter("after_id", "The page after this model.", STRING),
+            query_parameter("before_id", "The page before this model.", STRING),
             _ANTHROPIC_VERSION,
         ],
         "responses": {
-            "200": _json("The models.", "ModelList"),
+            "200": json_answer("The models.", "ModelList"),
             **_catalogue_errors("unsupported_value"),
         },
     }
@@ -316,7 +262,7 @@ def _retrieve_model() -> dict[str, Any]:
             _ANTHROPIC_VERSION,
         ],
         "responses": {
-            "200": _json("The model.", "Model"),
+            "200": json_answer("The model.", "Model"),
             **_catalogue_errors("model_not_found"),
         },
     }
@@ -330,19 +276,11 @@ _ANTHROPIC_VERSION = {
 }
 
 
-def _json(description: str, schema: str) -> dict[str, Any]:
-    return {
-        "description": description,
-        "headers": {"x-request-id": _REQUEST_ID, "request-id": _REQUEST_ID},
-        "content": {"application/json": {"schema": _ref(schema)}},
-    }
-
-
 def _catalogue_errors(*more: str) -> dict[str, Any]:
-    found = _errors((*_CATALOGUE_ERRORS, *more), "Error")
+    found = errors_by_status((*_CATALOGUE_ERRORS, *more), "Error")
     for response in found.values():
         response["content"]["application/json"]["schema"] = {
-            "anyOf": [_ref("Error"), _ref("AnthropicError")]
+            "anyOf": [ref("Error"), ref("AnthropicError")]
         }
     return found
 
@@ -444,16 +382,12 @@ def _model_list() -> Schema:
     return record(
         {
             "object": const("list"),
-            "data": array(_ref("Model")),
+            "data": array(ref("Model")),
             "has_more": BOOLEAN,
             "first_id": nullable(STRING),
             "last_id": nullable(STRING),
         }
     )
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _camel(name: str) -> str:

@@ -28,6 +28,7 @@ from ingress.batch.file_object import (
 from ingress.batch.upload import drop_blob, upload
 from ingress.dialects import wire_json
 from ingress.generate import Services
+from ingress.routes.by_method import add_path
 from ingress.stores.base import FileInUse
 from schemas.batch import StoredFile
 from schemas.errors import FileIsInUse
@@ -37,12 +38,9 @@ def file_routes(services: Services) -> APIRouter:
     """`/v1/files` and what is below it."""
     router = APIRouter(include_in_schema=False)
     files = _Files(services)
-    one = "/v1/files/{file_id}"
-    router.add_api_route("/v1/files", files.create, methods=["POST"])
-    router.add_api_route("/v1/files", files.list, methods=["GET", "HEAD"])
-    router.add_api_route(one, files.retrieve, methods=["GET", "HEAD"])
-    router.add_api_route(one, files.delete, methods=["DELETE"])
-    router.add_api_route(f"{one}/content", files.content, methods=["GET", "HEAD"])
+    add_path(router, "/v1/files", get=files.list, post=files.create)
+    add_path(router, "/v1/files/{file_id}", get=files.retrieve, delete=files.delete)
+    add_path(router, "/v1/files/{file_id}/content", get=files.content)
     return router
 
 
@@ -70,27 +68,27 @@ class _Files:
             raise unknown_after()
         return _json(file_list(page))
 
-    async def retrieve(self, request: Request, file_id: str) -> Response:
+    async def retrieve(self, request: Request) -> Response:
         principal, stores = self._enter(request)
-        return _json(file_object(await _find(stores, principal, file_id)))
+        return _json(file_object(await _find(stores, principal, request)))
 
-    async def delete(self, request: Request, file_id: str) -> Response:
+    async def delete(self, request: Request) -> Response:
         principal, stores = self._enter(request)
-        await _find(stores, principal, file_id)
+        file = await _find(stores, principal, request)
         try:
-            file = await stores.records.delete_file(principal.account, file_id, time.time())
+            deleted = await stores.records.delete_file(file.account, file.file_id, time.time())
         except FileInUse:
             raise FileIsInUse(
                 "The file is the input of a batch that has not ended.", param="file_id"
             ) from None
-        if file is None:
+        if deleted is None:
             raise file_not_found()
-        await drop_blob(stores, file)
-        return _json(deleted_file(file_id))
+        await drop_blob(stores, deleted)
+        return _json(deleted_file(deleted.file_id))
 
-    async def content(self, request: Request, file_id: str) -> Response:
+    async def content(self, request: Request) -> Response:
         principal, stores = self._enter(request)
-        file = await _find(stores, principal, file_id)
+        file = await _find(stores, principal, request)
         return Download(
             self._services,
             principal,
@@ -110,9 +108,10 @@ class _Files:
         return principal, stores_of(self._services)
 
 
-async def _find(stores: Stores, principal: Principal, file_id: str) -> StoredFile:
+async def _find(stores: Stores, principal: Principal, request: Request) -> StoredFile:
     # What cannot be an id is not looked up: a database may not even take its characters.
     found = None
+    file_id = request.path_params["file_id"]
     if FILE_ID.fullmatch(file_id):
         found = await stores.records.file(principal.account, file_id, time.time())
     if found is None:

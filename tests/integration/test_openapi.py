@@ -83,7 +83,8 @@ async def test_the_document_is_valid(http: httpx.AsyncClient) -> None:
     document = response.json()
     validate(document)
     assert document["openapi"] == "3.1.0"
-    assert set(document["paths"]) == {*APIS, "/v1/models", "/v1/models/{model}"}
+    files = {"/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
+    assert set(document["paths"]) == {*APIS, "/v1/models", "/v1/models/{model}", *files}
     assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
 
 
