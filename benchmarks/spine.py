@@ -129,7 +129,7 @@ async def turn(target: Target, scenario: Scenario, seconds: float) -> Turn:
 # --- Processes -----------------------------------------------------------------------------------
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]
@@ -182,7 +182,7 @@ def broker(amqp_url: str | None) -> Iterator[tuple[str, psutil.Process | None]]:
 def targets(amqp_url: str | None) -> Iterator[list[Target]]:
     """All that is compared, up and answering."""
     with ExitStack() as stack:
-        direct_port, bare_port, port = _free_port(), _free_port(), _free_port()
+        direct_port, bare_port, port = free_port(), free_port(), free_port()
         url, node = stack.enter_context(broker(amqp_url))
         direct = stack.enter_context(
             running("direct", "benchmarks.servers", "direct", "--port", str(direct_port))

@@ -48,6 +48,9 @@ class Consumer:
         announce_interval_s: How often the worker tells of itself.
         heartbeat_s: How often a running Job that says nothing shows that it is well.
         shares: How live and batch Jobs share the slots; by default batch has what live leaves.
+
+    Attributes:
+        sharing: What of live and batch work runs.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Consumer:
     ) -> None:
         self._source = source
         slots = runner.engine.slots
-        self._sharing = Sharing(source, shares or Shares(slots=slots, beside_live=slots))
+        self.sharing = Sharing(source, shares or Shares(slots=slots, beside_live=slots))
         self._runner = runner
         self._counter = counter
         self._announce_interval_s = announce_interval_s
@@ -91,7 +94,7 @@ class Consumer:
             await serving
         finally:
             held = self._tasks | self._counts
-            self._sharing.close()
+            self.sharing.close()
             for task in (*beside, failing, serving, *held):
                 task.cancel()
             await asyncio.wait((*beside, failing, serving, *held))
@@ -109,18 +112,18 @@ class Consumer:
         run = self._runner.begin(delivery)
         task = _hold(self._tasks, self._runner.drive(run))
         if not delivery.redelivered:  # else it is only reported, which takes no slot
-            self._sharing.began(run)
+            self.sharing.began(run)
             task.add_done_callback(lambda _: self._ended(run))
         self._show_running()
 
     def _ended(self, run: Run) -> None:
-        self._sharing.ended(run)
+        self.sharing.ended(run)
         self._show_running()
 
     def _show_running(self) -> None:
         metrics = self._runner.metrics
         metrics.running.set(len(self._tasks))
-        metrics.running_batch.set(self._sharing.batch)
+        metrics.running_batch.set(self.sharing.batch)
 
     async def _give_up(self, reason: str) -> None:
         """Tell every owner that its Job must go on elsewhere, and take no more.
@@ -172,9 +175,9 @@ class Consumer:
             engine=engine.name,
             slots=engine.slots,
             running=len(self._tasks),
-            running_batch=self._sharing.batch,
-            batch_room=self._sharing.batch_room(),
-            batch_floor=self._sharing.shares.floor,
+            running_batch=self.sharing.batch,
+            batch_room=self.sharing.batch_room(),
+            batch_floor=self.sharing.shares.floor,
             draining=self._draining,
             sent_at=time.time(),
         )
@@ -200,7 +203,7 @@ class Consumer:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             self._runner.show_alive()
-            self._sharing.look()
+            self.sharing.look()
 
 
 def _hold(tasks: set[asyncio.Task[None]], run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -1,5 +1,6 @@
 """What is known of models, from the configuration file and from workers."""
 
+import msgspec
 import pytest
 
 from ingress.catalog import Catalog
@@ -120,3 +121,25 @@ async def test_how_far_the_clock_of_a_worker_is_ahead(
             WorkerInfo(worker_id=f"w{number}", card=card, engine="e", slots=1, clock_ahead_s=clock)
         )
     assert Catalog(memory.dispatcher()).clock_ahead_s(TOLD) == ahead_s
+
+
+@pytest.mark.rule("sharing.free-slots")
+@pytest.mark.parametrize(
+    ("told", "free"),
+    [
+        ({"running": 3}, 5),
+        ({"running": 8, "running_batch": 8}, 8),
+        ({"running": 8, "running_batch": 6}, 6),
+        ({"running": 8, "running_batch": 8, "batch_floor": 2}, 6),
+        ({"running": 9, "running_batch": 0}, 0),
+        ({"running": 8, "running_batch": 8, "draining": True}, 0),
+    ],
+)
+async def test_slots_that_batch_work_holds_are_free_for_live_requests(
+    told: dict[str, int], free: int
+) -> None:
+    memory = MemoryTransport()
+    source = memory.job_source(model="Big", slots=8)
+    info = WorkerInfo(worker_id="w", card=TOLD, engine="scripted", slots=8)
+    await source.announce(msgspec.structs.replace(info, **told))
+    assert Catalog(memory.dispatcher()).free_slots(TOLD) == free

@@ -53,6 +53,28 @@ def test_others_cost_nothing_and_clear_nothing(loss: Loss) -> None:
     assert retries.strikes == 0
 
 
+@pytest.mark.rule("sharing.waits")
+def test_batch_work_that_made_room_has_lost_nothing() -> None:
+    retries = Retries(120)
+    lose(retries, "redelivered", now=10)
+    for _ in range(10 * MAX_LOST_WORKERS):
+        lose(retries, "yielded", now=20)
+        assert retries.next_delay_s() == 0
+    assert (retries.strikes, retries.ends_at) == (1, 130)
+    fresh = Retries(120)
+    lose(fresh, "yielded", now=5)
+    assert fresh.ends_at == math.inf
+
+
+def test_time_in_which_nobody_tried_does_not_count() -> None:
+    retries = Retries(120)
+    lose(retries, "draining", now=0)
+    retries.excuse(5000)
+    lose(retries, "draining", now=5100)
+    with pytest.raises(WorkerFailed):
+        lose(retries, "draining", now=5120)
+
+
 def test_progress_makes_it_the_first_of_a_row() -> None:
     retries = Retries(120)
     lose(retries)
