@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from ingress.batch.capacity import Capacity
+from ingress.batch.endings import cancelled
 from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.runner import BatchRun
 from ingress.batch.settings import BatcherSettings
@@ -72,13 +73,13 @@ class Batcher:
             for aside in asides:
                 if aside.done():
                     aside.result()  # none of them ends but by a fault of ours
-            await _cancelled(asides.pop())
+            await cancelled(asides.pop())
             for run in self._runs.values():
                 run.leave()
             if self._runs:
                 await asyncio.wait(self._runs)
         finally:
-            await _cancelled(stopping, *asides, *self._runs)
+            await cancelled(stopping, *asides, *self._runs)
 
     def stop(self) -> None:
         """Take nothing on any more; lines that run may go on until `hurry`."""
@@ -156,12 +157,6 @@ class Batcher:
             for status in UNFINISHED:
                 self._metrics.active.labels(status).set(statuses[status])
             await asyncio.sleep(self._settings.look_s)
-
-
-async def _cancelled(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

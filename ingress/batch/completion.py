@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from ingress.batch.endings import cancelled
 from ingress.dialects.base import Encoder
 from ingress.generation import Generation
 from schemas.delta import Accepted, Completed, Delta
@@ -29,8 +30,7 @@ async def complete(generation: Generation, encoder: Encoder) -> None:
         carrying.result()
     finally:
         timing.stop()
-        carrying.cancel()
-        await asyncio.gather(carrying, return_exceptions=True)
+        await cancelled(carrying)
         await asyncio.shield(generation.close())
 
 

@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from ingress.batch import lifecycle, result_lines
+from ingress.batch.endings import closing
 from ingress.batch.inputs import read_lines
 from ingress.batch.lines import parse_line
 from ingress.batch.validation import INPUT_MISSING
@@ -85,7 +86,8 @@ class Finaliser:
 
     async def _write_results(self, batch: Batch, written: _Written) -> dict[str, str | None]:
         key = f"results/{batch.batch_id}"
-        await self._blobs.write(key, self._all_lines(batch, written, succeeded=True))
+        async with closing(self._all_lines(batch, written, succeeded=True)) as lines:
+            await self._blobs.write(key, lines)
         return {"results_blob": key}
 
     async def _write_files(
@@ -108,7 +110,8 @@ class Finaliser:
         """A file with these lines; None if there are none."""
         name = file_id(batch.batch_id, kind)
         key = f"files/{name}"
-        size = await self._blobs.write(key, lines)
+        async with closing(lines):
+            size = await self._blobs.write(key, lines)
         if not size:
             await self._blobs.delete(key)
             return None
@@ -126,9 +129,10 @@ class Finaliser:
         )
 
     async def _succeeded(self, batch: Batch) -> AsyncIterator[bytes]:
-        async for _, outcome, text in self._store.results(batch.batch_id):
-            if outcome == "succeeded":
-                yield text + _END
+        async with closing(self._store.results(batch.batch_id)) as results:
+            async for _, outcome, text in results:
+                if outcome == "succeeded":
+                    yield text + _END
 
     async def _all_lines(
         self, batch: Batch, written: _Written, *, succeeded: bool
@@ -138,24 +142,25 @@ class Finaliser:
             "cancelled" if batch.status == "cancelling" else "expired"
         )
         written.left_out, written.input_missing = 0, False
-        results = self._store.results(batch.batch_id)
-        next_result = await anext(results, None)
-        try:
-            async for number, text in read_lines(self._blobs, batch.input_blob):
-                if next_result is not None and next_result[0] == number:
-                    if succeeded or next_result[1] != "succeeded":
-                        yield next_result[2] + _END
-                    next_result = await anext(results, None)
-                elif (line := _not_executed(batch, number, text, why)) is not None:
-                    written.left_out += 1
-                    yield line
-        except BlobMissing:
-            log.error("batch.input_missing", batch_id=batch.batch_id)
-            written.input_missing = True
-        while next_result is not None:  # of lines that cannot be read any more
-            if succeeded or next_result[1] != "succeeded":
-                yield next_result[2] + _END
+        async with closing(self._store.results(batch.batch_id)) as results:
             next_result = await anext(results, None)
+            try:
+                async with closing(read_lines(self._blobs, batch.input_blob)) as lines:
+                    async for number, text in lines:
+                        if next_result is not None and next_result[0] == number:
+                            if succeeded or next_result[1] != "succeeded":
+                                yield next_result[2] + _END
+                            next_result = await anext(results, None)
+                        elif (line := _not_executed(batch, number, text, why)) is not None:
+                            written.left_out += 1
+                            yield line
+            except BlobMissing:
+                log.error("batch.input_missing", batch_id=batch.batch_id)
+                written.input_missing = True
+            while next_result is not None:  # of lines that cannot be read any more
+                if succeeded or next_result[1] != "succeeded":
+                    yield next_result[2] + _END
+                next_result = await anext(results, None)
 
 
 def _not_executed(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from ingress.batch.endings import closing
 from ingress.batch.lines import LineReader
 from ingress.batch.patience import Pauses
 from schemas.blobs.base import BlobStore, BlobStoreUnavailable
@@ -26,12 +27,13 @@ async def read_lines(blobs: BlobStore, key: str) -> AsyncIterator[tuple[int, byt
     while True:
         reader = LineReader()
         try:
-            async for piece in blobs.read(key):
-                pauses.reset()
-                for number, text in reader.feed(piece):
-                    if number > last:
-                        yield number, text
-                        last = number
+            async with closing(blobs.read(key)) as pieces:
+                async for piece in pieces:
+                    pauses.reset()
+                    for number, text in reader.feed(piece):
+                        if number > last:
+                            yield number, text
+                            last = number
             for number, text in reader.end():
                 if number > last:
                     yield number, text

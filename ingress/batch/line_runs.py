@@ -14,6 +14,7 @@ import structlog
 
 from ingress.batch.capacity import Capacity
 from ingress.batch.commits import Commits
+from ingress.batch.endings import cancelled, closing
 from ingress.batch.inputs import read_lines
 from ingress.batch.line_run import LineRunner, Request
 from ingress.batch.lines import parse_line
@@ -80,23 +81,24 @@ class LineRuns:
         beginning = asyncio.create_task(self._begin_all())
         stopping = asyncio.create_task(self._stopping.wait())
         aborting = asyncio.create_task(self._aborting.wait())
+        waits: list[asyncio.Task[Any]] = [stopping, aborting]
         try:
             await _first_of(beginning, stopping, committing)
             complete = beginning.done()
             if complete:
                 beginning.result()
-            await _cancelled(beginning)
+            await cancelled(beginning)
             while self._running and not aborting.done():
                 await _first_of(*self._running, aborting, committing)
             complete = complete and not self._running
-            await _cancelled(*self._running)
-            flushing = asyncio.create_task(self._commits.flush())
+            await cancelled(*self._running)
+            waits.append(flushing := asyncio.create_task(self._commits.flush()))
             await _first_of(flushing, committing)
             if self._crash is not None:
                 raise self._crash
             return complete
         finally:
-            await _cancelled(beginning, stopping, aborting, committing, *self._running)
+            await cancelled(beginning, committing, *waits, *self._running)
 
     async def _begin_all(self) -> None:
         """Begin every line that has no result."""
@@ -114,31 +116,42 @@ class LineRuns:
     async def _begin_those_served(self) -> set[str]:
         """Read the input once and begin what can run; returns the models of what cannot."""
         absent: set[str] = set()
-        batch = self._batch
-        async for number, text in read_lines(self._blobs, batch.input_blob):
-            if number in self._begun:
-                continue
-            line = parse_line(number, text, shape=batch.shape, endpoint=batch.endpoint)
-            if isinstance(line, LineError):
-                log.error("batch.line_unreadable", batch_id=batch.batch_id, line=number)
-                continue
-            request = self._runner.understand(line)
-            del line
-            if isinstance(request, Request):
-                try:
-                    place = await self._place(request, len(text or b""))
-                except ModelNotFound as error:
-                    request = self._runner.refuse(request, error)
-            if isinstance(request, LineResult):
-                self._begun.add(number)
-                self._commits.add(request)
-                await self._commits.room()
-                await asyncio.sleep(0)  # others have a turn, however many lines are refused
-            elif place is None:
-                absent.add(request.wanted.model)
-            else:
-                self._begin(request, *place)
+        async with closing(read_lines(self._blobs, self._batch.input_blob)) as lines:
+            async for number, text in lines:
+                if number in self._begun:
+                    continue
+                if (model := await self._begin_if_served(number, text)) is not None:
+                    absent.add(model)
         return absent
+
+    async def _begin_if_served(self, number: int, text: bytes | None) -> str | None:
+        """Begin a line, or have its result; returns the model that is needed if it is absent."""
+        batch = self._batch
+        line = parse_line(number, text, shape=batch.shape, endpoint=batch.endpoint)
+        if isinstance(line, LineError):
+            log.error("batch.line_unreadable", batch_id=batch.batch_id, line=number)
+            return None
+        request = self._runner.understand(line)
+        del line
+        if isinstance(request, LineResult):
+            await self._keep(request)
+            return None
+        try:
+            place = await self._place(request, len(text or b""))
+        except ModelNotFound as error:
+            await self._keep(self._runner.refuse(request, error))
+            return None
+        if place is None:
+            return request.wanted.model
+        self._begin(request, *place)
+        return None
+
+    async def _keep(self, result: LineResult) -> None:
+        """Have the result of a line that is not executed."""
+        self._begun.add(result.line)
+        self._commits.add(result)
+        await self._commits.room()
+        await asyncio.sleep(0)  # others have a turn, however many lines are refused
 
     async def _place(self, request: Request, size: int) -> tuple[ModelCard, Place] | None:
         """A model's card and a place in its window; None if nobody serves it now.
@@ -195,10 +208,3 @@ async def _first_of(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if tasks[-1].done():
         tasks[-1].result()
-
-
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel what still runs, and wait for it."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,6 +19,7 @@ import structlog
 from ingress.batch import lifecycle
 from ingress.batch.capacity import Capacity
 from ingress.batch.commits import Commits
+from ingress.batch.endings import cancelled
 from ingress.batch.finalise import Finaliser
 from ingress.batch.input_check import Finding
 from ingress.batch.line_run import LineRunner
@@ -94,9 +95,7 @@ class BatchRun:
             if not (self._leaving and self._working.cancelled()):
                 self._working.result()
         finally:
-            for task in (self._working, holding):
-                task.cancel()
-            await asyncio.gather(self._working, holding, return_exceptions=True)
+            await cancelled(self._working, holding)
         with suppress(StoreUnavailable):  # then the lease runs out by itself
             await self._store.release(self.batch.batch_id, self._owner)
 
@@ -112,6 +111,8 @@ class BatchRun:
         """After `leave`: give up the lines that still run."""
         if self._lines is not None:
             self._lines.abort()
+        elif self._working is not None:
+            self._working.cancel()
 
     async def _hold(self) -> None:
         """Hold the lease, and see whether the batch was cancelled.
@@ -146,9 +147,9 @@ class BatchRun:
     async def _work(self) -> None:
         if self._needs_validation():
             await self._validate()
-        if self.batch.status == "in_progress":
+        if self.batch.status == "in_progress" and not self._leaving:
             await self._run_lines()
-        if self.batch.status in ("cancelling", "finalizing"):
+        if self.batch.status in ("cancelling", "finalizing") and not self._leaving:
             await self._finalise()
 
     def _needs_validation(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from ingress.batch.capacity import Capacity
+from ingress.batch.endings import closing
 from ingress.batch.input_check import Finding, InputCheck, InputLimits
 from ingress.catalog import Catalog
 from ingress.dialects.completions import Completions
@@ -48,10 +49,11 @@ async def validate(batch: Batch, blobs: BlobStore, catalog: Catalog, capacity: C
         limits=InputLimits() if openai else _UNBOUNDED,
     )
     try:
-        async for piece in blobs.read(batch.input_blob):
-            check.feed(piece)
-            if check.done:
-                break
+        async with closing(blobs.read(batch.input_blob)) as pieces:
+            async for piece in pieces:
+                check.feed(piece)
+                if check.done:
+                    break
     except BlobMissing:
         return Finding(total=0, model=None, errors=(INPUT_MISSING,))
     finding = check.end()
