@@ -7,7 +7,7 @@ import click
 import pytest
 
 from ingress.batcher import batcher
-from ingress.client.commands import batch
+from ingress.client.commands import EXIT_STATUS, batch
 from ingress.commands import ingress
 from ingress.config import CapabilitiesConfig, ModelConfig, PricingConfig, load_config
 from ingress.embedded import up
@@ -83,7 +83,14 @@ def test_every_field_of_the_file_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/configuration.md", "docs/profiles.md", "docs/decisions.md"]
+    "page",
+    [
+        "README.md",
+        "docs/batch.md",
+        "docs/configuration.md",
+        "docs/profiles.md",
+        "docs/decisions.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
@@ -91,8 +98,23 @@ def test_links_lead_somewhere(page: str) -> None:
         assert (path.parent / target).exists(), target
 
 
-def test_the_readme_names_only_options_that_exist() -> None:
-    known = {flag for c in COMMANDS.values() for p in c.params for flag in p.opts}
+def flags(command: click.Command) -> set[str]:
+    parts = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {flag for option in command.params for flag in option.opts}
+    return own.union(*map(flags, parts))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/batch.md"])
+def test_a_page_names_only_options_that_exist(page: str) -> None:
+    known = set().union(*map(flags, COMMANDS.values()))
     others = {"--build", "--scale"}  # docker compose's
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / page).read_text()))
+    assert named
     assert named - others - {"--help"} <= known
+
+
+def test_the_exit_statuses_are_those_of_the_command() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\w+)", (ROOT / "docs/batch.md").read_text(), re.M)
+    told = re.findall(r"^ +(\d+)  (\w+)", EXIT_STATUS, re.M)
+    assert rows == told
+    assert len(told) == 5
