@@ -6,13 +6,14 @@ import resource
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from schemas.blobs.base import BlobStoreUnavailable
 from schemas.blobs.directory import DirectoryStore
-from tests.contract.blob_suite import BlobSuite, Harness, a_key
+from tests.contract.blob_suite import BlobSuite, Harness, a_key, in_pieces
 
 
 class DirectoryHarness:
@@ -98,3 +99,20 @@ async def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(await store.list("jobs")) == []
+
+
+async def test_what_is_written_to_last_is_on_the_disk_and_so_is_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, synced, to_disk = DirectoryStore.open(tmp_path / "blobs"), list[int](), os.fsync
+
+    def fsync(file: FileIO | int) -> None:
+        synced.append(os.fstat(file if isinstance(file, int) else file.fileno()).st_ino)
+        to_disk(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await store.put("files/of-a-request", b"data")
+    assert synced == []
+    await store.write("files/of-a-batch", in_pieces(b"data"))
+    places = ("blobs/files/of-a-batch", "blobs/files", "blobs")
+    assert synced == [(tmp_path / place).stat().st_ino for place in places]
