@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from ingress.batch import files_api
+from ingress.batch import batches_api, files_api
 from ingress.dialects.api import (
     BOOLEAN,
     COUNT,
@@ -70,6 +70,7 @@ def build_document(version: str) -> dict[str, Any]:
         "Model": _model(),
         "ModelList": _model_list(),
         **files_api.SCHEMAS,
+        **batches_api.SCHEMAS,
     }
     paths: dict[str, Any] = {}
     for dialect in DIALECTS.values():
@@ -80,7 +81,7 @@ def build_document(version: str) -> dict[str, Any]:
             }
     paths["/v1/models"] = {"get": _list_models()}
     paths["/v1/models/{model}"] = {"get": _retrieve_model()}
-    paths |= files_api.paths()
+    paths |= files_api.paths() | batches_api.paths()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -97,6 +98,7 @@ def build_document(version: str) -> dict[str, Any]:
         "tags": [
             {"name": "inference", "description": "Answers of models."},
             {"name": "models", "description": "The catalogue."},
+            {"name": "batches", "description": "Many requests, below live traffic."},
             {"name": "files", "description": "What batches are made of and what they give."},
         ],
         "security": [{"bearer": []}, {"x-api-key": []}],

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ingress.batch.lifecycle import ENDED
 from ingress.stores.base import Page
 from schemas.batch import Batch, LineError
 from schemas.delta import Usage
 
-COMPLETION_WINDOW = "24h"
+COMPLETION_WINDOW: Final = "24h"
+DEFAULT_PAGE: Final = 20
+LARGEST_PAGE: Final = 100
+LARGEST_MESSAGES_PAGE: Final = 1000
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:

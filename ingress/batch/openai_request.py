@@ -5,11 +5,13 @@ Source: wire reference of the batch APIs, "OpenAI batches".
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from ingress.dialects.validation import Integer, WireModel, bad_shape, bad_value
+
+Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
 
 MAX_PAIRS: Final = 16
 MAX_KEY: Final = 64
@@ -41,7 +43,7 @@ class CreateBatch(WireModel):
     """The whole body."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Endpoint
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     output_expires_after: ExpiresAfter | None = None

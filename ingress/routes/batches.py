@@ -17,16 +17,13 @@ from ingress.auth import Principal
 from ingress.batch import lifecycle
 from ingress.batch.access import Stores, stores_of
 from ingress.batch.creation import create_openai_batch
-from ingress.batch.objects import batch_list, batch_object
+from ingress.batch.objects import DEFAULT_PAGE, LARGEST_PAGE, batch_list, batch_object
 from ingress.dialects import wire_json
 from ingress.generate import Services
 from ingress.paging import page_limit
 from ingress.routes.by_method import add_path
 from schemas.batch import Batch
 from schemas.errors import BatchNotFound, UnsupportedValue
-
-DEFAULT_PAGE: Final = 20
-LARGEST_PAGE: Final = 100
 
 _ID: Final = re.compile(r"batch_[0-9a-f]{24}")
 

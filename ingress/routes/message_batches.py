@@ -20,6 +20,8 @@ from ingress.batch.access import Stores, stores_of
 from ingress.batch.creation import create_message_batch
 from ingress.batch.download import Download
 from ingress.batch.objects import (
+    DEFAULT_PAGE,
+    LARGEST_MESSAGES_PAGE,
     deleted_message_batch,
     message_batch_list,
     message_batch_object,
@@ -35,9 +37,6 @@ from schemas.blobs.base import BlobStoreUnavailable
 from schemas.errors import BatchNotFound, NotFound, UnsupportedValue
 
 log = structlog.get_logger()
-
-DEFAULT_PAGE: Final = 20
-LARGEST_PAGE: Final = 1000
 
 _ID: Final = re.compile(r"msgbatch_[0-9a-f]{24}")
 
@@ -67,7 +66,7 @@ class _MessageBatches:
     async def list(self, request: Request) -> Response:
         principal, stores = self._enter(request)
         query = request.query_params
-        limit = page_limit(query.get("limit"), default=DEFAULT_PAGE, largest=LARGEST_PAGE)
+        limit = page_limit(query.get("limit"), default=DEFAULT_PAGE, largest=LARGEST_MESSAGES_PAGE)
         after, before = _cursor(query.get("after_id"), "after_id"), query.get("before_id")
         if after is not None and before is not None:
             raise UnsupportedValue(

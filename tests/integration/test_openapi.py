@@ -84,7 +84,14 @@ async def test_the_document_is_valid(http: httpx.AsyncClient) -> None:
     validate(document)
     assert document["openapi"] == "3.1.0"
     files = {"/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
-    assert set(document["paths"]) == {*APIS, "/v1/models", "/v1/models/{model}", *files}
+    batches = {
+        *("/v1/batches", "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"),
+        *("/v1/messages/batches", "/v1/messages/batches/{batch_id}"),
+        "/v1/messages/batches/{batch_id}/cancel",
+        "/v1/messages/batches/{batch_id}/results",
+    }
+    models = {"/v1/models", "/v1/models/{model}"}
+    assert set(document["paths"]) == {*APIS, *models, *files, *batches}
     assert set(document["components"]["securitySchemes"]) == {"bearer", "x-api-key"}
 
 
