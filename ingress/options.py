@@ -60,7 +60,7 @@ async def opened_store(database: str | None) -> AsyncIterator[BatchStore | None]
     if database is None:
         yield None
         return
-    from ingress.stores.database import BadDatabaseUrl, open_database
+    from ingress.stores.database import BadDatabaseUrl
     from ingress.stores.schema import SchemaMismatch
     from ingress.stores.sql import SqlStore
 
@@ -72,7 +72,7 @@ async def opened_store(database: str | None) -> AsyncIterator[BatchStore | None]
         if database.startswith("sqlite"):
             raise click.UsageError(f"{error.message} {error.diagnostic}") from None
         log.warning("store.unavailable", reason=error.diagnostic)
-        store = SqlStore(open_database(database))
+        store = SqlStore.at(database)
     try:
         yield store
     finally:

@@ -28,6 +28,8 @@ from ingress.stores.base import StoreUnavailable
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
+UNAVAILABLE: Final = "The store of files and batches is not available."
+
 _ATTEMPTS: Final = 6
 _LEAST_PAUSE_S: Final = 0.02
 _ROLLED_BACK: Final = ("40001", "40P01")
@@ -267,6 +269,6 @@ def _unavailable(error: Exception) -> StoreUnavailable:
     cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
     reason = str(cause).partition("\n")[0]
     return StoreUnavailable(
-        "The store of files and batches is not available.",
+        UNAVAILABLE,
         diagnostic=f"{type(cause).__name__}: {reason}",
     )

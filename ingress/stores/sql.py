@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -24,8 +24,9 @@ from ingress.stores.base import (
     IdempotencyConflict,
     LeaseLost,
     Page,
+    StoreUnavailable,
 )
-from ingress.stores.database import Database, open_database
+from ingress.stores.database import UNAVAILABLE, Database, Work, open_database
 from ingress.stores.sql_files import SqlFiles
 from ingress.stores.tables import (
     BATCH_COLUMNS,
@@ -43,6 +44,8 @@ from ingress.stores.tables import (
 from schemas.batch import Batch, LineResult, Outcome, Shape, StoredFile
 from schemas.delta import Usage
 
+T = TypeVar("T")
+
 Row: TypeAlias = sa.Row[*tuple[Any, ...]]
 
 _INDEX_PAGE: Final = 2000
@@ -54,6 +57,32 @@ _PAGE_BYTES: Final = 4 << 20
 _DROPPED_AT_ONCE: Final = 2000
 
 _COUNTED: Final = ("succeeded", "errored", "cancelled", "expired")
+
+
+class _LookedAtLater(Database):
+    """A database that is not worked with before its tables have been found to be the right ones."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database.engine, one_writer=database.is_sqlite)
+        self._unseen: Database | None = database
+
+    async def read(self, work: Work[T]) -> T:
+        await self._look()
+        return await super().read(work)
+
+    async def write(self, work: Work[T], *, repeatable: bool = False) -> T:
+        await self._look()
+        return await super().write(work, repeatable=repeatable)
+
+    async def _look(self) -> None:
+        if self._unseen is None:
+            return
+        found = await schema.status(self._unseen)
+        try:
+            schema.require_current(found)
+        except schema.SchemaMismatch as error:
+            raise StoreUnavailable(UNAVAILABLE, diagnostic=str(error)) from error
+        self._unseen = None
 
 
 class SqlStore(SqlFiles):
@@ -83,6 +112,17 @@ class SqlStore(SqlFiles):
             await database.close()
             raise
         return cls(database)
+
+    @classmethod
+    def at(cls, url: str) -> SqlStore:
+        """The store at a URL, where nothing may be yet: its tables are looked at when it is there.
+
+        Until they are as they must be, every method raises `StoreUnavailable`.
+
+        Raises:
+            BadDatabaseUrl: There cannot be a database at this URL.
+        """
+        return cls(_LookedAtLater(open_database(url)))
 
     async def close(self) -> None:
         await self._database.close()

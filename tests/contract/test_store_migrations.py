@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from ingress.__main__ import main
 from ingress.stores import schema, tables
-from ingress.stores.base import Idempotency
+from ingress.stores.base import Idempotency, StoreUnavailable
 from ingress.stores.database import Database, open_database
 from ingress.stores.schema import SchemaMismatch, UnknownRevision
 from ingress.stores.sql import SqlStore
@@ -154,6 +154,19 @@ async def test_older_tables_are_brought_up_to_date_or_refused(database: Database
     await schema.downgrade(database, "base")
     with pytest.raises(SchemaMismatch, match=r"no tables yet\. Run: headrace database upgrade"):
         await SqlStore.open(url)
+
+
+async def test_tables_can_be_looked_at_later(database: Database, url: str) -> None:
+    store = SqlStore.at(url)
+    for attempt in (store.file("ours", "file-1", 0), store.add_file(a_file(1))):
+        with pytest.raises(StoreUnavailable) as caught:
+            await attempt
+        assert "headrace database upgrade" in str(caught.value.diagnostic)
+        assert "upgrade" not in caught.value.message
+    await schema.upgrade(database)
+    await store.add_file(a_file(1))
+    assert await store.file("ours", a_file(1).file_id, 0) == a_file(1)
+    await store.close()
 
 
 async def test_newer_tables_are_refused(database: Database, url: str) -> None:
