@@ -103,6 +103,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
 class _Members(msgspec.Struct):
     custom_id: msgspec.Raw
     body: msgspec.Raw
+    params: msgspec.Raw = msgspec.Raw()
 
 
 def _message_request(text: bytes) -> bytes:
@@ -110,6 +111,8 @@ def _message_request(text: bytes) -> bytes:
     try:
         line = msgspec.json.decode(text, type=_Members)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        return text
+    if bytes(line.params):
         return text
     return b'{"custom_id":%b,"params":%b}' % (bytes(line.custom_id), bytes(line.body))
 
