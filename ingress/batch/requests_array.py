@@ -77,9 +77,7 @@ class RequestsArray:
             if following != b'"':
                 raise _not_json()
             self._at -= 1
-            name = decode_json(
-                (yield from self._value("A name", _MAX_NAME_BYTES)), "The request body"
-            )
+            name = decode_json((yield from self._value(None, _MAX_NAME_BYTES)), "The request body")
             if name in names:
                 raise InvalidJson("The request body has an object with the same name twice.")
             names.add(name)
@@ -104,7 +102,7 @@ class RequestsArray:
             yield from self._items()
             return
         self._at -= 1
-        decode_json((yield from self._value("A field", self._max_bytes)), "The request body")
+        decode_json((yield from self._value(None, self._max_bytes)), "The request body")
         if name == NAME:
             raise SchemaValidationFailed(f"`{NAME}` must be an array.", param=NAME)
 
@@ -113,7 +111,7 @@ class RequestsArray:
         number = 0
         while following != b"]" or number:
             self._at -= 1
-            yield (yield from self._value(f"`{NAME}[{number}]`", self._max_bytes))
+            yield (yield from self._value(f"{NAME}[{number}]", self._max_bytes))
             number += 1
             following = yield from self._next()
             if following == b"]":
@@ -152,7 +150,7 @@ class RequestsArray:
         assert found is not None
         return found.end()
 
-    def _value(self, what: str, max_bytes: int) -> _Reading[bytes]:
+    def _value(self, path: str | None, max_bytes: int) -> _Reading[bytes]:
         """The text of the value that begins here, from its first byte to its last."""
         kept: list[bytes] = []
         size = 0
@@ -164,7 +162,10 @@ class RequestsArray:
             size += len(part)
             self._at += len(part)
             if size > max_bytes:
-                raise RequestTooLarge(f"{what} must not be larger than {max_bytes} bytes.")
+                what = "A field of the body" if path is None else f"`{path}`"
+                raise RequestTooLarge(
+                    f"{what} must not be larger than {max_bytes} bytes.", param=path
+                )
             if end is not None:
                 return b"".join(kept)
             yield from self._more()
