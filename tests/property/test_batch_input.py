@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingress.batch.input_check import Finding, InputCheck
@@ -65,6 +65,7 @@ CUTS = st.lists(st.integers(0, 1 << 16), max_size=12)
 
 
 @pytest.mark.rule("batches.reader-pieces")
+@settings(max_examples=60)
 @given(texts(), CUTS, st.integers(1, 40))
 def test_lines_do_not_depend_on_pieces(data: bytes, at: list[int], longest: int) -> None:
     def read(pieces: list[bytes]) -> list[tuple[int, bytes | None]]:
@@ -91,6 +92,7 @@ def found(pieces: list[bytes]) -> Finding:
 
 
 @pytest.mark.rule("batches.reader-pieces")
+@settings(max_examples=60)
 @given(texts(), CUTS)
 def test_findings_do_not_depend_on_pieces(data: bytes, at: list[int]) -> None:
     assert found(cut(data, at)) == found([data])
@@ -162,6 +164,7 @@ def stored(pieces: list[bytes]) -> Any:
 
 
 @pytest.mark.rule("message-batches.pieces", "message-batches.create")
+@settings(max_examples=60)
 @given(BODIES, CUTS, st.booleans(), st.none() | st.integers(0, 2))
 def test_requests_are_stored_as_they_came(
     body: dict[str, Any], at: list[int], ascii_only: bool, indent: int | None
