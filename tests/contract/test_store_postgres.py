@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ingress.stores import schema
-from ingress.stores.base import StoreUnavailable
+from ingress.stores.base import LeaseLost, StoreUnavailable
 from ingress.stores.database import BadDatabaseUrl, open_database
 from ingress.stores.sql import SqlStore
 from tests.contract.store_suite import Opener, StoreSuite, a_file, a_result, claimed, the
@@ -218,3 +219,29 @@ async def test_a_killed_server_is_told_and_found_again(own_postgres: PostgresSer
         50 - len(lines)
     )
     await store.close()
+
+
+async def test_who_waits_behind_a_takeover_has_lost(opener: Opener, url: str) -> None:
+    store = await opener()
+    batch = await claimed(store)
+    other = await asyncpg.connect(url)
+    taking = other.transaction()
+    await taking.start()
+    await other.execute("UPDATE batches SET lease_owner = 'two'")
+    waiting = [
+        asyncio.create_task(attempt)
+        for attempt in (
+            store.commit(batch.batch_id, "owner", [a_result(1)]),
+            store.renew(batch.batch_id, "owner", now=5, lease_s=30),
+            store.change_batch(batch.batch_id, lambda batch: batch, owner="owner"),
+        )
+    ]
+    blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    async with asyncio.timeout(30):
+        while await other.fetchval(blocked) < len(waiting):
+            await asyncio.sleep(0.01)
+    await taking.commit()
+    await other.close()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [LeaseLost] * 3
+    assert [line async for line in store.committed(batch.batch_id)] == []
