@@ -47,9 +47,6 @@ from workers.trial_model import TRIAL_MODEL_ID, TrialModelError, prepare
 
 log = structlog.get_logger()
 
-_LEASE_S = 10.0
-"""Nobody else uses the store, so that a batch whose process was killed need not wait long."""
-
 _QUESTION = "What is the capital of France?"
 
 
@@ -213,7 +210,7 @@ async def _batching(services: Services, *, alone: bool) -> AsyncIterator[None]:
     if services.store is None:
         yield
         return
-    settings = BatcherSettings(lease_s=_LEASE_S)
+    settings = BatcherSettings()
     if alone:
         settings = settings.model_copy(update={"presence_s": 0.0})
     async with batching(services, settings, BatcherMetrics(services.metrics.registry)):

@@ -35,7 +35,7 @@ from ingress.client.commands import (
     output_option,
     require_sound,
 )
-from ingress.client.display import BatchDisplay, print_end, say
+from ingress.client.display import BatchDisplay, print_outcome, say
 from ingress.client.input import MESSAGES, content, message_requests, size_of
 from ingress.client.output import copy, errors_beside, replacing
 from ingress.client.view import BatchView
@@ -125,7 +125,7 @@ def run_batch(
             raise SystemExit(INTERRUPTED) from None
         if data is None:
             shutil.rmtree(place, ignore_errors=True)
-    print_end(console, ended)
+    print_outcome(console, ended)
     raise SystemExit(ended.exit_status)
 
 

@@ -26,9 +26,9 @@ from ingress.client.connection import (
 )
 from ingress.client.display import (
     BatchDisplay,
-    print_end,
     print_errors,
     print_list,
+    print_outcome,
     say,
     transfer,
 )
@@ -232,7 +232,7 @@ def status(batch_id: str, watch: bool, url: str, key: str | None, as_json: bool)
     if as_json:
         _print_json(body)
     else:
-        print_end(Console(), _view(body))
+        print_outcome(Console(), _view(body))
 
 
 @batch.command(epilog=EXIT_STATUS)
@@ -471,7 +471,7 @@ async def _download(console: Console, pieces: AsyncIterator[bytes], path: Path) 
 
 def _end(console: Console, body: Body, *, as_json: bool) -> NoReturn:
     ended = _view(body)
-    print_end(console, ended)
+    print_outcome(console, ended)
     if as_json:
         _print_json(body)
     raise SystemExit(ended.exit_status)

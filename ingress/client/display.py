@@ -32,6 +32,7 @@ from schemas.batch import LineError
 _RATE_OVER_S: Final = 60.0
 _TOLD_EVERY_S: Final = 30.0
 _MOST_ERRORS: Final = 20
+_LIST_WIDTH: Final = 120
 
 
 class Rate:
@@ -153,8 +154,8 @@ def transfer(console: Console, what: str, size: int | None) -> Iterator[Callable
         yield lambda done: progress.update(task, completed=done)
 
 
-def print_end(console: Console, batch: BatchView) -> None:
-    """Say how a batch ended."""
+def print_outcome(console: Console, batch: BatchView) -> None:
+    """Say where a batch stands, or how it ended."""
     say(console, f"{batch.batch_id} {_outcome(batch)}")
     print_errors(console, batch.errors)
 
@@ -189,6 +190,8 @@ def print_list(console: Console, batches: list[BatchView]) -> None:
             str(batch.errored + batch.unexecuted),
             str(batch.total),
         )
+    # A narrow terminal may wrap it; but an id that is cut short is worth nothing.
+    console.width = max(console.width, _LIST_WIDTH)
     console.print(table)
 
 
@@ -208,6 +211,9 @@ def duration(seconds: float) -> str:
 
 
 def _outcome(batch: BatchView) -> str:
+    if not batch.ended:
+        done = f"{batch.done} of {batch.total} requests done" if batch.done else ""
+        return f"{batch.status}: {done}" if done else batch.status
     counts = [f"{batch.succeeded} of {batch.total} requests succeeded"]
     if batch.errored:
         counts.append(f"{batch.errored} failed")
@@ -215,6 +221,4 @@ def _outcome(batch: BatchView) -> str:
         counts.append(f"{batch.unexecuted} not executed")
     if batch.tokens is not None:
         counts.append(f"{batch.tokens[0]} input and {batch.tokens[1]} output tokens")
-    if batch.ended and not batch.total:
-        return batch.status
-    return f"{batch.status}: {', '.join(counts)}"
+    return f"{batch.status}: {', '.join(counts)}" if batch.total else batch.status
