@@ -7,8 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ingress.generation import Generation
@@ -30,7 +31,7 @@ from tests.fixtures.continued import runner
 from tests.fixtures.stack import until
 from workers.consumer import Consumer
 from workers.count import TokenCounter
-from workers.engines.base import EngineRequest
+from workers.engines.base import Engine, EngineRequest
 from workers.engines.scripted import Gate, ScriptedEngine, Step, Text
 from workers.metrics import WorkerMetrics
 from workers.sharing import Shares
@@ -61,19 +62,22 @@ class Pace:
 
 
 class Fleet:
-    """One worker and its owners."""
+    """One worker and its owners.
 
-    def __init__(
-        self, pace: Pace, engine: ScriptedEngine, consumer: Consumer, dispatcher: Dispatcher
-    ) -> None:
-        self.pace = pace
+    Attributes:
+        pace: Of a scripted engine.
+    """
+
+    def __init__(self, engine: Engine, consumer: Consumer, dispatcher: Dispatcher) -> None:
+        self.pace = Pace()
         self.engine = engine
         self.consumer = consumer
         self.dispatcher = dispatcher
         self.asked: list[asyncio.Task[None]] = []
 
     def ask(self, name: str, job_class: JobClass, **sampling: Any) -> Asked:
-        asked = Asked(self.dispatcher, a_job(name, job_class, **sampling))
+        job = a_job(name, job_class, **sampling)
+        asked = Asked(self.dispatcher, msgspec.structs.replace(job, model=self.engine.card.id))
         self.asked.append(asyncio.create_task(asked.read()))
         return asked
 
@@ -138,7 +142,7 @@ def a_job(name: str, job_class: JobClass, **sampling: Any) -> Job:
         model="m",
         job_class=job_class,
         prompt=ChatPrompt(messages=(Message(role="user", parts=(TextPart(text=name),)),)),
-        sampling=SamplingParams(limit=OutputLimit(max_tokens=100), **sampling),
+        sampling=SamplingParams(limit=OutputLimit(max_tokens=1000), **sampling),
         created_at=now,
         deadline=now + 600,
         queue_deadline=now + 600,
@@ -147,20 +151,25 @@ def a_job(name: str, job_class: JobClass, **sampling: Any) -> Job:
 
 @asynccontextmanager
 async def a_worker(
-    source: JobSource, dispatcher: Dispatcher, slots: int, *, share: float = 1.0, floor: int = 0
+    source: JobSource,
+    dispatcher: Dispatcher,
+    engine: Engine,
+    *,
+    share: float = 1.0,
+    floor: int = 0,
 ) -> AsyncIterator[Fleet]:
-    pace = Pace()
-    engine = ScriptedEngine(served_id="m", script=pace, slots=slots)
     consumer = Consumer(
         source,
         runner(engine),
         TokenCounter(engine, worker_id="w", metrics=WorkerMetrics()),
-        shares=Shares.of(slots, share=share, floor=floor),
+        shares=Shares.of(engine.slots, share=share, floor=floor),
         announce_interval_s=0.05,
         heartbeat_s=0.1,
     )
     serving = asyncio.create_task(consumer.run())
-    fleet = Fleet(pace, engine, consumer, dispatcher)
+    fleet = Fleet(engine, consumer, dispatcher)
+    if isinstance(engine, ScriptedEngine):
+        fleet.pace = cast(Pace, engine._script)
     try:
         yield fleet
     finally:
@@ -173,12 +182,16 @@ async def a_worker(
         await dispatcher.close()
 
 
+def scripted(slots: int) -> ScriptedEngine:
+    return ScriptedEngine(served_id="m", script=Pace(), slots=slots)
+
+
 @asynccontextmanager
-async def in_memory(slots: int, **shares: Any) -> AsyncIterator[Fleet]:
+async def in_memory(slots: int, *, share: float = 1.0, floor: int = 0) -> AsyncIterator[Fleet]:
     memory = MemoryTransport()
-    floor = shares.get("floor", 0)
     source = memory.job_source(model="m", slots=slots, batch_floor=floor)
-    async with a_worker(source, memory.dispatcher(), slots, **shares) as fleet:
+    worker = a_worker(source, memory.dispatcher(), scripted(slots), share=share, floor=floor)
+    async with worker as fleet:
         yield fleet
 
 
@@ -303,7 +316,7 @@ async def test_over_a_broker(broker: Broker) -> None:
     dispatcher = await RabbitDispatcher.connect(
         broker.url, DispatcherSettings(reply_queues=8), name="share"
     )
-    async with a_worker(source, dispatcher, 2) as fleet:
+    async with a_worker(source, dispatcher, scripted(2)) as fleet:
         batch = await fill(fleet, 2)
         live = [fleet.ask(f"live-{at}", "interactive") for at in range(2)]
         await until(lambda: all(asked.answers() for asked in live))
