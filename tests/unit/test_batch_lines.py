@@ -269,6 +269,8 @@ def test_an_id_that_was_used_before() -> None:
         (6, "duplicate_custom_id", "custom_id"),
     ]
     assert finding.errors[0].message == "Line 2 has the same `custom_id`."
+    apart = [request(custom_id=name) for name in ("\ud800", "\ud801", "?", "a", "A", "a ")]
+    assert found(encoded(*apart)).errors == ()
 
 
 @pytest.mark.rule("batches.unknown-model")
