@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,10 @@ import openai
 import orjson
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from ingress.client.commands import batch
+from tests.fixtures.batches import answer_of, openai_line, said
 from tests.fixtures.broker import Broker
 from tests.fixtures.processes import Process, free_port, headrace, wait_ready
 
@@ -60,10 +64,27 @@ async def check_answers(url: str, model: str) -> None:
         assert body.usage.completion_tokens == 8
 
 
+async def check_batches(url: str, model: str, directory: Path, *, kept: bool) -> None:
+    file, out = directory / "x.jsonl", directory / "out.jsonl"
+    file.write_bytes(openai_line("one", said("fine"), model=model))
+    command = ["submit", str(file), "--url", url, "-o", str(out)]
+    result = await asyncio.to_thread(CliRunner().invoke, batch, command)
+    data = directory / "up.data"
+    if kept:
+        assert result.exit_code == 0, result.output
+        assert answer_of(orjson.loads(out.read_bytes())) == "fine"
+        assert stat.S_IMODE(data.stat().st_mode) == 0o700
+        assert (data / "headrace.db").exists()
+    else:
+        assert result.exit_code == 1
+        assert "no files" in result.stderr
+        assert not data.exists()
+
+
 @pytest.mark.parametrize("over_broker", [False, True])
 async def test_scripted(tmp_path: Path, broker: Broker, over_broker: bool) -> None:
     port = free_port()
-    amqp: Sequence[str] = ("--amqp-url", broker.url) if over_broker else ()
+    amqp: Sequence[str] = ("--amqp-url", broker.url, "--no-batch") if over_broker else ()
     name = f"scripted-{port}"
     command = ("up", "--engine", "scripted", "--served-id", name, "--port", str(port), *amqp)
     async with headrace(*command, log=tmp_path / "up.log") as process:
@@ -72,6 +93,7 @@ async def test_scripted(tmp_path: Path, broker: Broker, over_broker: bool) -> No
         answer = orjson.loads(await run_pasted(await invitation(process)))
         assert answer["choices"][0]["message"]["content"]
         await check_answers(url, name)
+        await check_batches(url, name, tmp_path, kept=not over_broker)
         await check_ctrl_c_leaves_nothing(process)
         assert "Traceback" not in process.output()
 
