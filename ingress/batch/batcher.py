@@ -74,8 +74,7 @@ class Batcher:
                 if aside.done():
                     aside.result()  # none of them ends but by a fault of ours
             await cancelled(asides.pop())
-            for run in self._runs.values():
-                run.leave()
+            self.stop()  # what was claimed at the last moment, too
             if self._runs:
                 await asyncio.wait(self._runs)
         finally:
@@ -84,6 +83,8 @@ class Batcher:
     def stop(self) -> None:
         """Take nothing on any more; lines that run may go on until `hurry`."""
         self._stopping.set()
+        for run in self._runs.values():
+            run.leave()
 
     def hurry(self) -> None:
         """After `stop`: give up the lines that still run."""
