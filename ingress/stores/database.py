@@ -73,6 +73,14 @@ class Database:
         """
         return await self._retried(work, self._transaction, repeatable=repeatable)
 
+    async def rebuild(self, work: Work[T]) -> T:
+        """Run one transaction that may replace tables.
+
+        SQLite alters most of a table by making another and dropping the first. With foreign keys
+        on, the rows of other tables that belong to its rows would go with it.
+        """
+        return await self._retried(work, self._rebuilding, repeatable=False)
+
     async def give_room_back(self) -> None:
         """Return what was deleted to the file system, as far as the database does not by itself."""
         if self._writing is None:
@@ -138,6 +146,22 @@ class Database:
     async def _transaction(self) -> AsyncIterator[AsyncConnection]:
         async with self._writing or contextlib.nullcontext(), self.engine.begin() as connection:
             yield connection
+
+    @contextlib.asynccontextmanager
+    async def _rebuilding(self) -> AsyncIterator[AsyncConnection]:
+        if self._writing is None:
+            async with self._transaction() as connection:
+                yield connection
+            return
+        async with self._writing, self.engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            await driver.executescript("PRAGMA foreign_keys = OFF")  # not while in a transaction
+            try:
+                async with connection.begin():
+                    yield connection
+            finally:
+                await driver.executescript("PRAGMA foreign_keys = ON")
 
 
 def open_database(url: str, *, busy_timeout_s: float = _BUSY_TIMEOUT_S) -> Database:

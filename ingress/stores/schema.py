@@ -121,7 +121,7 @@ async def _migrate(
         await connection.run_sync(migrate)
 
     try:
-        await database.write(work)
+        await database.rebuild(work)
     except CommandError as error:
         raise UnknownRevision(str(error)) from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from click.testing import CliRunner, Result
 
@@ -84,6 +85,31 @@ async def test_data_survives_the_way_up_and_down(database: Database, url: str) -
     assert await old.batch("ours", later.batch_id) == ended(later)
     await schema.downgrade(database, "base")
     assert await names_in(database) == {"alembic_version"}
+
+
+async def test_a_migration_that_replaces_a_table_keeps_what_belongs_to_it(
+    database: Database, url: str
+) -> None:
+    await schema.upgrade(database)
+    store, key = SqlStore(database), Idempotency(key="key", digest=b"digest", since=0)
+    batch = a_batch(1)
+    await store.add_batch(batch, idempotency=key, max_unfinished=9)
+    await store.claim("owner", now=0, lease_s=30)
+    await store.commit(batch.batch_id, "owner", [a_result(1)])
+
+    def change_a_column(connection: sa.Connection) -> None:
+        operations = Operations(MigrationContext.configure(connection))
+        with operations.batch_alter_table("batches", recreate="auto") as change:
+            change.alter_column("endpoint", nullable=True)
+
+    await database.rebuild(lambda connection: connection.run_sync(change_a_column))
+    assert [line async for line in store.committed(batch.batch_id)] == [1]
+    assert (await store.add_batch(a_batch(2), idempotency=key, max_unfinished=9)).batch_id == (
+        batch.batch_id
+    )
+    # and foreign keys are watched again
+    await store.delete_batch("ours", batch.batch_id, lambda _: None)
+    assert [line async for line in store.committed(batch.batch_id)] == []
 
 
 async def test_the_migrated_tables_are_those_the_program_uses(database: Database) -> None:

@@ -1,19 +1,20 @@
 """What alembic runs for each command: the migrations, on the connection that it was handed.
 
-`ingress.stores.schema` opens it and ends its transaction. To write a new revision, run
-`alembic revision --autogenerate -m "..."` in the repository; for that, it makes a database of its
-own.
+`ingress.stores.schema` opens it and ends its transaction. To write a new revision after a change of
+`ingress.stores.tables`, compare with a database that has the tables of before:
+
+    headrace database upgrade --database sqlite:////tmp/before.db     # before the change
+    alembic -x database=sqlite:////tmp/before.db revision --autogenerate --rev-id 0003 -m "..."
 """
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
 
 import sqlalchemy as sa
 from alembic import context
 
+from ingress.stores.database import open_database
 from ingress.stores.tables import metadata
 
 
@@ -29,22 +30,17 @@ def migrate(connection: sa.Connection) -> None:
         context.run_migrations()
 
 
-async def with_a_new_database() -> None:
-    from ingress.stores import schema
-    from ingress.stores.database import open_database
-
-    with tempfile.TemporaryDirectory() as directory:
-        database = open_database(f"sqlite:///{Path(directory) / 'new.db'}")
-        try:
-            await schema.upgrade(database)
-            async with database.engine.begin() as connection:
-                await connection.run_sync(migrate)
-        finally:
-            await database.close()
+async def migrate_named() -> None:
+    database = open_database(context.get_x_argument(as_dictionary=True)["database"])
+    try:
+        async with database.engine.begin() as connection:
+            await connection.run_sync(migrate)
+    finally:
+        await database.close()
 
 
 given = context.config.attributes.get("connection")
 if given is None:
-    asyncio.run(with_a_new_database())
+    asyncio.run(migrate_named())
 else:
     migrate(given)
