@@ -128,7 +128,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         slots: Jobs it runs at once.
         running: Jobs it holds now.
         running_batch: Batch Jobs among them; each gives its slot to a live one that needs it.
-        batch_room: How many more batch Jobs it would take now.
         batch_floor: Slots that live Jobs never take.
         draining: It takes no more Jobs.
         sent_at: Unix seconds, by the worker's clock. Freshness is judged by the reader's own.
@@ -141,7 +140,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     running: int = 0
     running_batch: int = 0
-    batch_room: int = 0
     batch_floor: int = 0
     draining: bool = False
     sent_at: float = 0.0

@@ -176,7 +176,6 @@ class Consumer:
             slots=engine.slots,
             running=len(self._tasks),
             running_batch=self.sharing.batch,
-            batch_room=self.sharing.batch_room(),
             batch_floor=self.sharing.shares.floor,
             draining=self._draining,
             sent_at=time.time(),

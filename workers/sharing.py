@@ -159,10 +159,6 @@ class Sharing:
         """Batch Jobs that run now, those about to leave included."""
         return len(self._batch)
 
-    def batch_room(self) -> int:
-        """How many more batch Jobs would be taken now."""
-        return max(0, self._limit - len(self._batch))
-
     def began(self, run: BatchRun) -> None:
         """A Job has come that is to be run."""
         if run.job.job_class == "batch":

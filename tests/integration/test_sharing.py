@@ -300,7 +300,7 @@ async def test_what_a_worker_tells_of_itself_counts_batch_slots_as_free_for_live
         await fill(fleet, 3)
         await until(lambda: fleet.dispatcher.workers()[0].running == 3)
         (worker,) = fleet.dispatcher.workers()
-        assert (worker.running_batch, worker.batch_room, worker.live_room) == (3, 0, 2)
+        assert (worker.running_batch, worker.live_room) == (3, 2)
         live = fleet.ask("live", "interactive")
         await until(live.answers)
         await until(lambda: fleet.dispatcher.workers()[0].running_batch == 2)

@@ -136,7 +136,6 @@ async def test_a_free_slot_costs_nobody_anything() -> None:
     batch = begin(shared, Run(), Run())
     begin(shared, Run("interactive"))
     assert [run.gave_way for run in batch] == [0, 0]
-    assert shared.batch_room() == 0
 
 
 async def test_one_that_comes_when_there_is_no_slot_any_more_leaves_at_once() -> None:
