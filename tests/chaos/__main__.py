@@ -28,6 +28,7 @@ _LONG: dict[str, dict[str, Any]] = {
     "kill-everything": {"engine": "scripted", "kills": 1000, "workers": 5, "pace_s": 0.3},
     "restart-broker": {"engine": "scripted", "kills": 10},
     "poison": {"engine": "scripted", "kills": 12, "workers": 4},
+    "batch": {"engine": "scripted", "kills": 200, "workers": 3, "concurrency": 8, "pace_s": 1.5},
     "soak": {"engine": "sglang", "kills": 0, "workers": 2, "concurrency": 16},
     "short": {
         "engine": "scripted",
@@ -105,6 +106,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--left", type=click.IntRange(min=1), help="Workers left at a volley."),
             click.option("--pace", "pace_s", type=float, help="Seconds between volleys."),
             click.option("--minutes", type=float, help="How long to soak."),
+            click.option("--lines", type=click.IntRange(min=1), help="Of the batch."),
+            click.option("--cancel", "ending", flag_value="cancel", help="It, in the middle."),
+            click.option("--expire", "ending", flag_value="expire", help="It, in the middle."),
             click.option(
                 "--report",
                 "base",

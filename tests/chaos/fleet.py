@@ -33,6 +33,7 @@ from tests.fixtures.processes import free_port
 from workers.supervisor import die_with_parent
 
 EngineName = Literal["scripted", "sglang"]
+Role = Literal["worker", "ingress", "batcher"]
 
 _LOOK_S = 0.05
 _LOWEST_PRIORITY = 19
@@ -89,7 +90,7 @@ class Journal:
         except (ValueError, TypeError, KeyError):
             return  # engines write lines of their own
         now = time.monotonic()
-        if name == "worker.ready":
+        if name in ("worker.ready", "batcher.ready"):
             unit.ready_at = now
         elif name == "request.completed":
             self.requests[event["request_id"]] = Request(
@@ -112,9 +113,7 @@ class Unit:
         starts: How often it has been started.
     """
 
-    def __init__(
-        self, name: str, role: Literal["worker", "ingress"], args: Sequence[str], log: Path
-    ) -> None:
+    def __init__(self, name: str, role: Role, args: Sequence[str], log: Path) -> None:
         self.name = name
         self.role = role
         self.log = log
@@ -156,7 +155,7 @@ class Unit:
         """It has said so since it was last injured, and what said so is still there."""
         if self.ready_at <= self.injured_at or self.ended():
             return False
-        if self.role == "ingress":
+        if self.role != "worker":
             return True
         if self._main is None or not _alive(self._main):
             self._main = self._find_main()
@@ -169,8 +168,8 @@ class Unit:
             return found
         with suppress(psutil.NoSuchProcess):
             own = psutil.Process(self.pid)
-            if self.role == "ingress":
-                return {"ingress": own}
+            if self.role != "worker":
+                return {self.role: own}
             found["supervisor"] = own
             for child in own.children(recursive=True):
                 with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -215,7 +214,7 @@ class Unit:
 
     def kill(self, victim: Victim, number: int) -> Blow | None:
         """SIGKILL to one process of it; None if it has none of that kind now."""
-        process = self.processes().get("ingress" if self.role == "ingress" else victim)
+        process = self.processes().get(victim if self.role == "worker" else self.role)
         if process is None:
             return None
         self.injured_at = time.monotonic()
@@ -260,7 +259,14 @@ class Fleet:
     """
 
     def __init__(
-        self, *, engine: EngineName, workers: int, pods: int, concurrency: int, home: Path
+        self,
+        *,
+        engine: EngineName,
+        workers: int,
+        pods: int,
+        concurrency: int,
+        home: Path,
+        batchers: int = 0,
     ) -> None:
         self.engine = engine
         self.home = home
@@ -283,11 +289,18 @@ class Fleet:
             args = ("worker", *_engine_arguments(engine), "--served-id", self.model, *amqp)
             more = ("--concurrency", str(concurrency), "--metrics-port", str(port), "--grace", "2")
             self.units.append(Unit(name, "worker", (*args, *more), home / f"{name}.log"))
+        self.database = f"sqlite:///{home / 'headrace.db'}"
+        stored = ("--database", self.database) if batchers else ()
+        for number in range(batchers):
+            name = f"batcher-{number}"
+            command = ("batcher", *amqp, *stored, "--lease", "3", "--grace", "2")
+            self.units.append(Unit(name, "batcher", command, home / f"{name}.log"))
         for number in range(pods):
             port = free_port()
             name = f"ingress-{number}"
             self.urls[name] = f"http://127.0.0.1:{port}"
             args = ("ingress", "--port", str(port), "--model", self.model, *amqp, "--grace", "2")
+            args = (*args, *stored)
             self.units.append(Unit(name, "ingress", args, home / f"{name}.log"))
 
     def broker_process(self) -> psutil.Process:
@@ -306,6 +319,10 @@ class Fleet:
     @property
     def pods(self) -> list[Unit]:
         return [unit for unit in self.units if unit.role == "ingress"]
+
+    @property
+    def batchers(self) -> list[Unit]:
+        return [unit for unit in self.units if unit.role == "batcher"]
 
     def ready_workers(self) -> list[Unit]:
         return [unit for unit in self.workers if unit.ready]
@@ -342,7 +359,7 @@ class Fleet:
         """Do what the plan says, to one of those who are up; None if nobody is."""
         if injury.victim == "broker":
             return await self._kill_broker(injury.number)
-        units = self.pods if injury.victim == "ingress" else self.workers
+        units = {"ingress": self.pods, "batcher": self.batchers}.get(injury.victim, self.workers)
         by_name = {unit.name: unit for unit in units if unit.ready}
         if not by_name:
             return None
@@ -419,12 +436,25 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(
-    *, engine: EngineName, workers: int, pods: int, concurrency: int, logs: Path | None = None
+    *,
+    engine: EngineName,
+    workers: int,
+    pods: int,
+    concurrency: int,
+    batchers: int = 0,
+    logs: Path | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet that is ready; its logs go when it ends, unless they were given a place."""
     home = logs or Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
     home.mkdir(parents=True, exist_ok=True)
-    fleet = Fleet(engine=engine, workers=workers, pods=pods, concurrency=concurrency, home=home)
+    fleet = Fleet(
+        engine=engine,
+        workers=workers,
+        pods=pods,
+        concurrency=concurrency,
+        home=home,
+        batchers=batchers,
+    )
     try:
         await fleet.start()
         yield fleet

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Victim: TypeAlias = Literal[
-    "worker", "scheduler", "detokenizer", "supervisor", "ingress", "broker", "client"
+    "worker", "scheduler", "detokenizer", "supervisor", "ingress", "batcher", "broker", "client"
 ]
 """A process of a kind: a worker's main process, its engine's two, or the parent that restarts it;
 `client` is no process but somebody who leaves in the middle of an answer."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from tests.chaos.asks import Ask, long_asks, poison_asks
+from tests.chaos.batch import batch
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Heard, Load
 from tests.chaos.memory import Memory
@@ -351,5 +352,6 @@ SCENARIOS: Mapping[str, Scenario] = {
     "restart-broker": restart_broker,
     "poison": poison,
     "soak": soak,
+    "batch": batch,
     "short": short,
 }

@@ -19,3 +19,9 @@ async def test_killed_workers_and_a_restarted_broker_lose_nothing() -> None:
     )
     report = await SCENARIOS["short"](settings, Silent())
     assert report.holds, report.markdown()
+
+
+async def test_a_batch_whose_batchers_and_worker_are_killed_has_every_line_once() -> None:
+    settings = Settings(kills=3, seed=3, workers=2, pods=1, concurrency=16, pace_s=1.0, lines=300)
+    report = await SCENARIOS["batch"](settings, Silent())
+    assert report.holds, report.markdown()

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tests.chaos import leaks
 from tests.chaos.asks import Ask, catalogue, sampled
@@ -37,6 +37,9 @@ _MOVING_S = 1.2
 """What an answer that is no stream is given to go on, since nobody can see it do so."""
 
 _SHOWN = 20
+
+
+Ending = Literal["complete", "cancel", "expire"]
 
 
 class Progress(Protocol):
@@ -63,6 +66,8 @@ class Settings:
         volley: So many injuries at once, to different processes.
         left: So many workers are ready, at least, besides those to be injured.
         pace_s: Between volleys, at least and on average.
+        lines: Of a batch.
+        ending: What happens to a batch when a third of it is done.
         logs: Where to keep what the processes write; None for nowhere.
     """
 
@@ -78,6 +83,8 @@ class Settings:
     left: int = 1
     pace_s: float = 1.0
     minutes: float = 60.0
+    lines: int = 10_000
+    ending: Ending = "complete"
     logs: Path | None = None
 
 

@@ -142,7 +142,7 @@ async def test_a_batch_is_run_by_one_batcher_and_taken_over_from_one_that_leaves
             async with run_batcher(stack.services, max_batches=2) as second:
                 await until(lambda: first.batches == second.batches == 2)
                 for batch in added:
-                    await until(lambda batch=batch: done(store, batch, FAST_ONES))  # type: ignore[misc]
+                    await until(lambda batch=batch: done(store, batch, FAST_ONES))
                 slow.gate.set()
                 await until(lambda: done(store, added[0], FAST_ONES + 1))
             # The second has left in the middle, and the first takes on what it had.
