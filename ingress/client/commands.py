@@ -173,7 +173,12 @@ endpoint_option = click.option(
 @click.option(
     "--metadata", multiple=True, metavar="KEY=VALUE", help="Kept with the batch. May be repeated."
 )
-@click.option("--check/--no-check", default=True, help="Look for mistakes before the upload.")
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Look for mistakes before the upload.",
+)
 @watch_option
 @output_option
 @errors_option
@@ -307,7 +312,9 @@ def files() -> None:
 
 
 @files.command("list")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most."
+)
 @_target_options
 def list_files(limit: int, url: str, key: str | None, as_json: bool) -> None:
     """List files, the newest first."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import orjson
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from ingress.batch.message_requests import MessageRequests
 from ingress.batch.objects import batch_object, message_batch_object
+from ingress.client.commands import batch
 from ingress.client.display import BatchDisplay, Rate, duration
 from ingress.client.input import (
     MESSAGES,
@@ -239,3 +243,54 @@ def test_where_errors_go() -> None:
     assert errors_beside(Path("a/x.jsonl")) == Path("a/x.errors.jsonl")
     assert errors_beside(Path("x")) == Path("x.errors")
     assert errors_beside(STDOUT) == STDOUT
+
+
+# --- Help -----------------------------------------------------------------------------------------
+
+
+def commands(
+    command: click.Command, *names: str
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield names, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, *names, name)
+
+
+def test_every_command_and_option_is_explained() -> None:
+    found = dict(commands(batch))
+    names = {"submit", "status", "results", "cancel", "list", "run", "files"}
+    assert {path[0] for path in found if path} == names
+    for path, command in found.items():
+        assert command.help, path
+        options = [option for option in command.params if isinstance(option, click.Option)]
+        assert [option.opts for option in options if not option.help and not option.hidden] == []
+        shown = CliRunner().invoke(batch, [*path, "--help"])
+        assert shown.exit_code == 0
+        waits = {"watch", "output"} & {option.name for option in options}
+        assert ("Exit status" in shown.output) == (bool(waits) or not path), path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nonsense"], "No such command"),
+        (["status"], "Missing argument"),
+        (["submit", "/nonexistent"], "does not exist"),
+        (["submit", __file__], "--endpoint"),
+        (["submit", __file__, "--endpoint", "embeddings"], "An endpoint is one of"),
+        (["submit", __file__, "--endpoint", "chat", "--metadata", "x"], "KEY=VALUE"),
+        (["submit", __file__, "--endpoint", "messages", "--metadata", "a=b"], "no metadata"),
+        (["submit", __file__, "--endpoint", "chat", "--errors", "x"], "goes with --output"),
+        (["results", "batch_0"], "--output"),
+        (["results", "batch_0", "-o", "x", "--errors", "x"], "must not be the same file"),
+        (["list", "--url", "nonsense"], "is not the URL of a service"),
+    ],
+)
+def test_misuse_has_a_status_of_its_own(arguments: list[str], says: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(batch, arguments)
+    assert result.exit_code == 1
+    assert says in " ".join(result.stderr.split())
