@@ -103,6 +103,8 @@ class Batcher:
                     pass
             except StoreUnavailable as error:
                 log.warning("batch.not_claimed", diagnostic=error.diagnostic)
+            except Exception as error:  # a fault of ours must not end all other batches
+                log.error("batch.claim_crashed", error=type(error).__name__, exc_info=error)
             self._ended.clear()
             try:
                 async with asyncio.timeout(self._settings.claim_s):
