@@ -42,12 +42,16 @@ class Transfer:
         self.file_id: str | None = None
         self.size = 0
         self._limit = limit
+        self._given_up = False
 
     def refuse(self) -> None:
         """It has begun, and goes on."""
 
     def shut_down(self) -> None:
         """The process ends: give it up."""
+        if self._given_up:
+            return
+        self._given_up = True
         self._limit.reschedule(asyncio.get_running_loop().time())
 
 

@@ -100,7 +100,7 @@ def head(length: int | str, *more: str) -> bytes:
 # --- Refused uploads ------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("files.fields-in-any-order", "files.nothing-left")
+@pytest.mark.rule("files.fields-in-any-order", "files.nothing-left", "files.delete")
 async def test_of_a_refused_upload_nothing_is_left(http: httpx.AsyncClient, tmp_path: Path) -> None:
     content = b"x" * STORED_BYTES
     bad: list[tuple[Sequence[Part], int, str, str | None]] = [
@@ -120,6 +120,8 @@ async def test_of_a_refused_upload_nothing_is_left(http: httpx.AsyncClient, tmp_
     await create(http, b"x" * MAX_FILE_BYTES)
     listed = (await http.get(FILES)).json()["data"]
     assert ([entry["bytes"] for entry in listed], len(stored(tmp_path))) == ([MAX_FILE_BYTES], 1)
+    await http.delete(f"{FILES}/{listed[0]['id']}")
+    assert stored(tmp_path) == []
 
 
 @pytest.mark.rule("files.multipart-only", "files.raw-form")
@@ -292,11 +294,13 @@ async def test_an_upload_ends_before_its_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.rule("files.shutdown", "files.nothing-left")
 async def test_an_upload_is_given_up_when_the_time_is_over(tmp_path: Path) -> None:
-    async with memory_stack(files=tmp_path, worker=False, grace_s=0) as stack:
+    async with memory_stack(files=tmp_path, worker=False) as stack:
         raw = RawClient(stack.url)
         await raw.send(head(STORED_BYTES + 1000) + form(PURPOSE, file(b"x" * STORED_BYTES))[:-30])
         await until(lambda: stored(tmp_path))
-        stack.pods[0].server.end()
+        stack.services.end_answers()
+        await asyncio.sleep(0)  # it is being given up
+        stack.services.end_answers()
         answer = await raw.read_until(b"server_shutting_down")
         assert answer.startswith(b"HTTP/1.1 503 ")
         raw.close()
@@ -354,7 +358,7 @@ async def test_a_content_that_is_gone_is_not_found(http: httpx.AsyncClient, tmp_
 
 @pytest.mark.rule("files.stores-away")
 async def test_a_download_that_cannot_go_on_breaks_off(
-    stack: Stack, http: httpx.AsyncClient, tmp_path: Path
+    http: httpx.AsyncClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file_id = await create(http, b"x" * MAX_FILE_BYTES)
     with (tmp_path / "blobs" / "files" / file_id).open("r+b") as blob:
@@ -362,6 +366,7 @@ async def test_a_download_that_cannot_go_on_breaks_off(
     with pytest.raises(httpx.RemoteProtocolError):
         await http.get(f"{FILES}/{file_id}/content")
     assert (await http.get(FILES)).status_code == 200
+    assert [entry for entry in caplog.records if entry.levelname == "ERROR"] == []  # no crash
 
 
 # --- What is told of them -------------------------------------------------------------------------

@@ -66,7 +66,12 @@ def test_no_cut_makes_a_difference(
     assert outcome([body[at : at + 1] for at in range(len(body))]) == whole
 
 
-@given(st.binary(max_size=80), st.binary(max_size=20), cuts)
+starts = st.sampled_from(
+    [b"\r\n", b"\r", b"\n", b"\r\nx", b"\r\nx\r\n", b"\r\n\r\n" + b"x" * 30]
+) | st.binary(max_size=20)
+
+
+@given(st.binary(max_size=80), starts, cuts)
 def test_no_cut_makes_a_difference_to_what_is_broken(
     noise: bytes, start: bytes, places: list[int]
 ) -> None:
