@@ -22,7 +22,6 @@ def migrate(connection: sa.Connection) -> None:
     context.configure(
         connection=connection,
         target_metadata=metadata,
-        transactional_ddl=True,  # SQLite's, too: see how `ingress.stores.database` begins them
         render_as_batch=True,  # SQLite cannot alter most of a table
         user_module_prefix="tables.",
     )
