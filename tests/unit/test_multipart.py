@@ -151,6 +151,7 @@ def whole(head: str) -> bytes:
         b"\r\n",
         b"no form at all",
         b"\r\nno form --" + BOUNDARY.encode(),
+        b"\r\n\r\nbefore the form" + form(file(b"x")),
         f"--{BOUNDARY}".encode(),
         f"--{BOUNDARY}--".encode(),
         f"--{BOUNDARY}x\r\n".encode() + form(file(b"x")),
