@@ -85,19 +85,21 @@ class Database:
         """Return what was deleted to the file system, as far as the database does not by itself."""
         if self._writing is None:
             return
-        more = True
-        while more:  # in small parts, so that nobody waits long to write
-            # Like this, it would only be a delay: the room is used again, or given back next time.
-            with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
+        before = None
+        # In small parts, so that nobody waits long to write. What fails is only delayed: the room is
+        # used again, or given back next time.
+        with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
+            while True:
                 async with self._writing, self._reading() as connection:
-                    free = "PRAGMA freelist_count"
-                    more = (await connection.exec_driver_sql(free)).scalar_one() > _VACUUMED_PAGES
+                    pages = await connection.exec_driver_sql("PRAGMA freelist_count")
+                    free: int = pages.scalar_one()
+                    if free == 0 or (before is not None and free >= before):
+                        return  # all is, or the file was not made by us and cannot shrink
+                    before = free
                     driver = (await connection.get_raw_connection()).driver_connection
                     assert driver is not None
                     # Only a script is run to its end: each step of this statement frees one page.
                     await driver.executescript(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})")
-                continue
-            more = False
 
     async def close(self) -> None:
         await self.engine.dispose()

@@ -141,6 +141,19 @@ async def test_dropped_results_make_the_file_small_again(opener: Opener, path: P
     assert size(path) < 500_000
 
 
+async def test_a_file_that_cannot_shrink_is_left_as_it_is(url: str, path: Path) -> None:
+    put(path, b"")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("PRAGMA journal_mode = WAL; CREATE TABLE theirs (id)")
+    store = await SqlStore.open(url)
+    batch = await claimed(store)
+    await store.commit(batch.batch_id, "owner", [a_result(1, text=b"x" * 100_000)])
+    async with asyncio.timeout(60):
+        await store.drop_results(batch.batch_id)
+    assert [line async for line in store.committed(batch.batch_id)] == []
+    await store.close()
+
+
 KILLED = """
 import asyncio, sys
 from ingress.stores.sql import SqlStore
