@@ -86,8 +86,8 @@ class Database:
         if self._writing is None:
             return
         before = None
-        # In small parts, so that nobody waits long to write. What fails is only delayed: the room is
-        # used again, or given back next time.
+        # In small parts, so that nobody waits long to write. What fails is only delayed: the room
+        # is used again, or given back next time.
         with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
             while True:
                 async with self._writing, self._reading() as connection:
