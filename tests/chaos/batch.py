@@ -110,7 +110,7 @@ async def batch(settings: Settings, progress: Progress) -> Report:
         killed = Counter(blow.victim for blow in fleet.blows)
         report.figures["injuries"] = ", ".join(f"{n} {name}" for name, n in sorted(killed.items()))
         report.figures["starts of batchers"] = sum(unit.starts for unit in fleet.batchers)
-        report.require("some of each kind were killed", {"batcher", "worker"} <= set(killed))
+        report.require("several kinds of processes were killed", len(killed) > 1)
         report.alarms += fleet.journal.alarms[:20]
         first = fleet.blows[0].at if fleet.blows else 0.0
         report.injuries += [f"{b.at - first:9.2f} s  {b.victim:8} {b.unit}" for b in fleet.blows]
@@ -119,7 +119,7 @@ async def batch(settings: Settings, progress: Progress) -> Report:
 
 
 def _text(number: int) -> str:
-    return f"line {number} says one two three four five {number * number}"
+    return f"line {number} says one two three four five six seven eight nine ten {number * number}"
 
 
 async def _created(fleet: Fleet, client: _Client, lines: int) -> str:
@@ -188,7 +188,7 @@ async def _followed(
             return found
         if killing.done():
             killing.result()
-        if not interfered and counts["completed"] > settings.lines // 3:
+        if not interfered and counts["completed"] > settings.lines // 8:
             interfered = True
             if settings.ending == "cancel":
                 await client.json("POST", f"/v1/batches/{batch_id}/cancel")
@@ -236,6 +236,9 @@ def _judge(
     }
     status = {"complete": "completed", "cancel": "cancelled", "expire": "expired"}
     report.require("the batch ends as it should", ended["status"] == status[settings.ending])
+    if settings.ending != "complete":
+        in_the_middle = 0 < counts["completed"] < settings.lines
+        report.require("it ended in the middle", in_the_middle)
     report.require(
         "every line is in one of the files, once",
         not lost and not twice and set(seen) == wanted,

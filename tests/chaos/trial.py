@@ -67,7 +67,7 @@ class Settings:
         left: So many workers are ready, at least, besides those to be injured.
         pace_s: Between volleys, at least and on average.
         lines: Of a batch.
-        ending: What happens to a batch when a third of it is done.
+        ending: What happens to a batch when an eighth of it is done.
         logs: Where to keep what the processes write; None for nowhere.
     """
 
