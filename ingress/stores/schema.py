@@ -2,26 +2,30 @@
 
 The revisions are in `ingress/stores/migrations/versions`. Each migration is one transaction, and
 one process at a time migrates: the others wait, and find nothing left to do.
+
+Must not import alembic before there is something to migrate: every process that opens a database
+looks where its tables stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util.exc import CommandError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ingress.stores.database import Database
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
+
+_VERSION = sa.table("alembic_version", sa.column("version_num", sa.String))
 
 _ONE_MIGRATES: Final = 0x6865616472616365
 """Key of PostgreSQL's advisory lock: "headrace"."""
@@ -86,6 +90,8 @@ async def upgrade(database: Database, revision: str = "head") -> None:
         if not found.known:
             raise SchemaMismatch(_newer(found))
         if found.revision != found.newest:
+            from alembic import command
+
             command.upgrade(_config(connection), revision)
 
     await _migrate(database, revision, migrate)
@@ -103,6 +109,8 @@ async def downgrade(database: Database, revision: str) -> None:
         found = _status(connection)
         if not found.known:
             raise SchemaMismatch(_newer(found))
+        from alembic import command
+
         command.downgrade(_config(connection), revision)
 
     await _migrate(database, revision, migrate)
@@ -120,19 +128,27 @@ async def _migrate(
             await connection.execute(lock)
         await connection.run_sync(migrate)
 
+    from alembic.util.exc import CommandError
+
     try:
         await database.rebuild(work)
     except CommandError as error:
         raise UnknownRevision(str(error)) from error
 
 
+@cache
+def revisions() -> tuple[str, ...]:
+    """All that this program knows, in order: the name of a migration's file begins with its own."""
+    files = (MIGRATIONS / "versions").glob("[0-9]*.py")
+    return tuple(sorted(file.name.partition("_")[0] for file in files))
+
+
 def _status(connection: sa.Connection) -> Status:
-    scripts = ScriptDirectory.from_config(_config())
-    known = {script.revision for script in scripts.walk_revisions()}
-    newest = scripts.get_current_head()
-    assert newest is not None
-    revision = MigrationContext.configure(connection).get_current_revision()
-    return Status(revision=revision, newest=newest, known=revision is None or revision in known)
+    revision: str | None = None
+    if sa.inspect(connection).has_table(_VERSION.name):
+        revision = connection.execute(sa.select(_VERSION.c.version_num)).scalar()
+    known = revisions()
+    return Status(revision=revision, newest=known[-1], known=revision is None or revision in known)
 
 
 def _newer(found: Status) -> str:
@@ -143,7 +159,9 @@ def _newer(found: Status) -> str:
     )
 
 
-def _config(connection: sa.Connection | None = None) -> Config:
+def _config(connection: sa.Connection) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection

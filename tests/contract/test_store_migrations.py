@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from click.testing import CliRunner, Result
 
 from ingress.__main__ import main
@@ -146,6 +148,15 @@ async def test_the_migrated_tables_are_those_the_program_uses(database: Database
         await connection.run_sync(tables.metadata.drop_all)
         await connection.run_sync(tables.metadata.create_all)
         assert await connection.run_sync(constraints) == migrated
+
+
+def test_the_revisions_are_those_that_files_are_named_after() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    scripts = ScriptDirectory.from_config(config)
+    newest_first = [script.revision for script in scripts.walk_revisions()]
+    assert list(schema.revisions()) == newest_first[::-1]
+    assert scripts.get_heads() == [schema.revisions()[-1]]
 
 
 async def test_many_may_migrate_at_once(database: Database, url: str) -> None:
