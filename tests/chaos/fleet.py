@@ -486,8 +486,14 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _started(process: psutil.Process) -> float:
-    """When a process began, in the monotonic clock."""
+    """When a process began, in the monotonic clock.
+
+    Not by psutil's `create_time`, which is by the wall clock, and in a run of an hour that is set.
+    """
     try:
-        return process.create_time() - time.time() + time.monotonic()
-    except psutil.NoSuchProcess:
+        stat = Path(f"/proc/{process.pid}/stat").read_text()
+    except OSError:
         return float("inf")
+    ticks = int(stat.rpartition(")")[2].split()[19])  # since boot; field 22 of proc(5)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age_s
