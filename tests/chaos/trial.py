@@ -206,7 +206,11 @@ class Trial:
     async def require_idle(self, *, dead_letters: bool = False) -> None:
         """Nothing is held that was not held before; but for dead letters, where they may be."""
         self.progress.stage("back to idle")
-        await self.fleet.settled(timeout_s=READY_LIMIT_S)
+        try:
+            await self.fleet.settled(timeout_s=READY_LIMIT_S)
+        except TimeoutError as error:  # all else that was found is worth telling
+            self.report.require("everybody is ready again", False, str(error))
+            return
         now, differences = await leaks.until_as_before(
             self.fleet, self.idle, besides=("headrace.dead",) if dead_letters else ()
         )
