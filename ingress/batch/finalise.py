@@ -2,7 +2,9 @@
 
 All of it may be repeated after a kill at any moment. File ids follow from the batch's, blobs are
 replaced, and the batch ends in one transaction that also makes the files known; only then are the
-stored results dropped. Memory is constant: input and results are read side by side, line by line.
+stored results dropped. So who was asleep for longer than its lease may find nothing there any more:
+nobody replaces a blob without having made sure, after the last read, that the batch is still its
+own. Memory is constant: input and results are read side by side, line by line.
 
 Source: wire reference of the batch APIs, "Output line", "Error-file line" and "Result line".
 """
@@ -21,7 +23,7 @@ from ingress.batch.endings import closing
 from ingress.batch.inputs import read_lines
 from ingress.batch.lines import parse_line
 from ingress.batch.validation import INPUT_MISSING
-from ingress.stores.base import BatchStore
+from ingress.stores.base import BatchStore, LeaseLost
 from schemas.batch import Batch, LineError, StoredFile
 from schemas.blobs.base import BlobMissing, BlobStore
 
@@ -70,6 +72,9 @@ class Finaliser:
             LeaseLost: Another batcher has it, or has ended it.
             StoreUnavailable, BlobStoreUnavailable: It has to be done once more.
         """
+        batch = await self._ours(batch)
+        if batch.status in lifecycle.ENDED:
+            return batch  # an earlier try went through, and only its answer was lost
         written = _Written()
         if batch.shape == "messages":
             files: list[StoredFile] = []
@@ -133,6 +138,7 @@ class Finaliser:
             async for _, outcome, text in results:
                 if outcome == "succeeded":
                     yield text + _END
+        await self._ours(batch)  # so all that was read was all there
 
     async def _all_lines(
         self, batch: Batch, written: _Written, *, succeeded: bool
@@ -161,6 +167,20 @@ class Finaliser:
                 if succeeded or next_result[1] != "succeeded":
                     yield next_result[2] + _END
                 next_result = await anext(results, None)
+        await self._ours(batch)  # so all that was read was all there
+
+    async def _ours(self, batch: Batch) -> Batch:
+        """The batch as it is now.
+
+        Raises:
+            LeaseLost: Another batcher has it, or has ended it and dropped its results.
+        """
+        found = await self._store.change_batch(
+            batch.batch_id, lambda current: current, owner=self._owner
+        )
+        if found is None:
+            raise LeaseLost
+        return found
 
 
 def _not_executed(

@@ -1,7 +1,8 @@
 """Lines of results, in the shape of either API: the very bytes that a client will read.
 
-Each is one line without its end. Bodies go in as the dialect's encoder made them, which never hold
-the end of a line.
+Each is one line without its end. Bodies go in as the dialect's encoder made them, which may hold
+ends of lines: what a model calls a tool with stands in a message as the model wrote it. Between the
+tokens of JSON they mean nothing, and inside of one they cannot be.
 
 Source: wire reference of the batch APIs, "Output line", "Error-file line" and "Result line".
 """
@@ -14,6 +15,8 @@ from typing import Final, Literal, assert_never
 
 from ingress.dialects import wire_json
 from schemas.batch import Shape
+
+_ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 
 _NOT_EXECUTED: Final = {
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
@@ -39,6 +42,7 @@ def succeeded(
         request_id: `req_…`; message batches show none.
         body: The whole answer of the dialect.
     """
+    body = body.translate(_ONE_LINE)
     match shape:
         case "openai":
             return _openai_response(custom_id, result_id, request_id, 200, body)
@@ -61,6 +65,7 @@ def errored(
         status: Of HTTP, what the request would have got alone: the dialect's `error_status`.
         body: The dialect's `error_body`.
     """
+    body = body.translate(_ONE_LINE)
     match shape:
         case "openai":
             return _openai_response(custom_id, result_id, request_id, status, body)

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from ingress.batch.finalise import Finaliser
 from ingress.batch.lifecycle import cancel
 from ingress.batch.sweeper import RESULTS_KEPT_S, Sweeper
-from ingress.stores.base import BatchStore
+from ingress.stores.base import BatchStore, LeaseLost
 from schemas.batch import Batch, Shape
 from schemas.blobs.base import BlobStore
 from tests.fixtures.batches import (
@@ -150,6 +151,47 @@ async def test_a_batch_is_run_by_one_batcher_and_taken_over_from_one_that_leaves
     assert [batch.counts.succeeded for batch in batches] == [FAST_ONES + SLOW_ONES] * 4
     # What was stored ran once, whoever did it.
     assert all(slow.runs[f"fast{n}"] == 4 for n in range(FAST_ONES))
+
+
+@pytest.mark.rule("batch.one-owner")
+@pytest.mark.parametrize("shape", ["openai", "messages"])
+async def test_one_who_wakes_up_late_does_not_touch_what_another_has_ended(
+    tmp_path: Path, shape: Shape
+) -> None:
+    slow = Slow()
+    async with memory_stack(slow.engine, files=tmp_path) as stack:
+        store, blobs = stores(stack)
+        lines = mixed_lines(shape)[:FAST_ONES]
+        added = await add_batch(store, blobs, lines, shape=shape)
+        # It fell asleep before it read anything; its lease ran out.
+        seen = await store.claim("sleeper", now=0, lease_s=1)
+        assert seen is not None
+        sleeper = Finaliser(store, blobs, "sleeper", time.time)
+        async with run_batcher(stack.services):
+            batch = await ended(store, added)
+            await until(lambda: _dropped(store, batch))
+        results = await output(blobs, batch)
+        counts = msgspec.structs.replace(batch.counts, total=FAST_ONES)
+        late = msgspec.structs.replace(seen, status="finalizing", counts=counts)
+        with pytest.raises(LeaseLost):
+            await sleeper.finalise(late)
+        # Not even if it had begun in time.
+        sleeper._ours = lambda batch: _asleep(batch, sleeper)  # type: ignore[method-assign]
+        with pytest.raises(LeaseLost):
+            await sleeper.finalise(late)
+        assert len(results) == FAST_ONES
+        assert await output(blobs, batch) == results
+        assert await errors(blobs, batch) == []
+
+
+async def _dropped(store: BatchStore, batch: Batch) -> bool:
+    return not [line async for line in store.committed(batch.batch_id)]
+
+
+async def _asleep(batch: Batch, sleeper: Finaliser) -> Batch:
+    """What it was told before it fell asleep; from then on the truth."""
+    del sleeper._ours
+    return batch
 
 
 @pytest.mark.rule("batch.leaves")

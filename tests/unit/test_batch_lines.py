@@ -358,10 +358,24 @@ def test_results_of_message_batches() -> None:
     ]
 
 
+@pytest.mark.rule("batches.output-line", "message-batches.result-line")
+@pytest.mark.parametrize("shape", ["openai", "messages"])
+def test_a_body_with_ends_of_lines_is_one_line(shape: Shape) -> None:
+    body = b'{"content":[{"type":"tool_use","input":{\t\r\n"sides":\n6,\r"says":"a\\n\\r"\r\n}}]}'
+    names = {"custom_id": "a", "result_id": "batch_req_1", "request_id": "req_1"}
+    for line in (
+        succeeded(shape, **names, body=body),
+        errored(shape, **names, status=400, body=body),
+    ):
+        assert len(line.splitlines()) == 1
+        assert b'"sides": 6' in line
+        assert b'"says":"a\\n\\r"' in line
+
+
 @pytest.mark.rule("batches.output-line")
 def test_a_result_is_one_line_and_its_id_is_its_own() -> None:
     for shape in ("openai", "messages"):
-        for line in ends(shape):  # type: ignore[arg-type]
+        for line in ends(shape):
             assert len(line.decode().splitlines()) == 1
     ids = {result_id(batch, line) for batch in ("batch_1", "batch_11") for line in range(1, 200)}
     assert len(ids) == 398
