@@ -38,7 +38,8 @@ from tests.fixtures.batches import (
     run_batcher,
     said,
 )
-from tests.fixtures.stack import MODEL, memory_stack
+from tests.fixtures.stack import MODEL, memory_stack, until
+from tests.integration.test_batch_ends import Slow, done, stores
 from workers.engines.scripted import ScriptedEngine
 
 LEASE_S = 0.2
@@ -155,13 +156,12 @@ class Kill:
             if cancelled:
                 await store.change_batch(batch.batch_id, lambda b: cancel(b, b.created_at))
             died = await self._is_killed(store, blobs, batch)
-            kept = {line async for line in store.committed(batch.batch_id)}
             services = self._services(store, blobs)
             async with run_batcher(services, max_batches=1, lease_s=10.0):
                 batch = await ended(store, batch)
             await Sweeper(store, blobs, lambda: 0.0).sweep()
             assert not {line async for line in store.committed(batch.batch_id)}
-            await self._check(blobs, batch, kept, cancelled=cancelled)
+            await self._check(blobs, batch, cancelled=cancelled)
             return died
         finally:
             await store.close()
@@ -189,9 +189,7 @@ class Kill:
         settings = IngressSettings(model=MODEL)
         return build_services(settings, self._dispatcher, store=store, blobs=blobs)
 
-    async def _check(
-        self, blobs: BlobStore, batch: Batch, kept: set[int], *, cancelled: bool
-    ) -> None:
+    async def _check(self, blobs: BlobStore, batch: Batch, *, cancelled: bool) -> None:
         results, bad = await output(blobs, batch), await errors(blobs, batch)
         assert sorted(ids(results) + ids(bad)) == NAMES
         counts = batch.counts
@@ -225,3 +223,33 @@ async def test_killed_at_any_step_it_ends_all_the_same(shape: Shape, wish: str) 
                 died = all(task.result() for task in done)
                 step += AT_ONCE
     assert step > AT_ONCE  # a batch has more steps than a few
+
+
+@pytest.mark.rule("batch.killed", "batch.one-owner")
+async def test_what_was_stored_before_a_kill_does_not_run_again(tmp_path: Path) -> None:
+    slow, fate = Slow(), Fate(10**9)
+    names = [f"fast{n}" for n in range(60)] + [f"slow{n}" for n in range(40)]
+    async with memory_stack(slow.engine, files=tmp_path) as stack:
+        store, blobs = stores(stack)
+        batch = await add_batch(store, blobs, [openai_line(name, name) for name in names])
+        doomed = build_services(
+            IngressSettings(model=MODEL),
+            stack.services.dispatcher,
+            store=DoomedStore(store, fate),  # type: ignore[arg-type]
+            blobs=DoomedBlobs(blobs, fate),  # type: ignore[arg-type]
+        )
+        settings = FAST.model_copy(update={"lease_s": LEASE_S})
+        running = asyncio.create_task(Batcher(doomed, settings, BatcherMetrics()).run())
+        await until(lambda: done(store, batch, 60))
+        await until(lambda: slow.runs.total() > 60)
+        fate.died.set()
+        running.cancel()
+        await asyncio.wait({running})
+        slow.gate.set()
+        async with run_batcher(stack.services), run_batcher(stack.services):
+            batch = await ended(store, batch)
+        assert ids(await output(blobs, batch)) == names
+    assert (batch.status, batch.counts.succeeded, batch.counts.errored) == ("completed", 100, 0)
+    assert {slow.runs[name] for name in names[:60]} == {1}
+    again = [name for name in names if slow.runs[name] > 1]
+    assert 0 < len(again) <= slow.engine.slots  # those that ran when it was killed

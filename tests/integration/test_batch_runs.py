@@ -281,6 +281,22 @@ async def test_ids_and_lines_are_read_exactly(tmp_path: Path) -> None:
             ]
 
 
+@pytest.mark.rule("batch.custom-ids")
+async def test_batches_with_the_same_ids_have_their_own_answers(tmp_path: Path) -> None:
+    names = [f"same-{n}" for n in range(8)]
+    async with batch_stack(tmp_path, ScriptedEngine(served_id=MODEL, slots=3)) as (_, store, blobs):
+        added = [
+            await add_batch(
+                store, blobs, [openai_line(name, said(f"{batch} {name}")) for name in names]
+            )
+            for batch in ("one", "two", "three")
+        ]
+        for which, batch in zip(("one", "two", "three"), added, strict=True):
+            results = await output(blobs, await ended(store, batch))
+            assert ids(results) == names
+            assert [answer_of(line) for line in results] == [f"{which} {name}" for name in names]
+
+
 @pytest.mark.rule("batch.input-gone")
 async def test_an_input_that_is_gone_fails_its_batch_and_keeps_what_was_done(
     tmp_path: Path,
