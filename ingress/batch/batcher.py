@@ -78,7 +78,10 @@ class Batcher:
             if self._runs:
                 await asyncio.wait(self._runs)
         finally:
-            await cancelled(stopping, *asides, *self._runs)
+            try:
+                await cancelled(stopping, *asides)
+            finally:
+                await cancelled(*self._runs)
 
     def stop(self) -> None:
         """Take nothing on any more; lines that run may go on until `hurry`."""
@@ -114,13 +117,21 @@ class Batcher:
 
     async def _claim(self) -> bool:
         owner = secrets.token_hex(16)
-        # To be cancelled between a claim and its run would leave the batch to nobody for a while.
-        batch = await self._store.claim(owner, now=self._clock(), lease_s=self._settings.lease_s)
+        asked_at = asyncio.get_running_loop().time()
+        # A lease of ours may have run out, where the store was slow to renew it. The batch is in
+        # good hands all the same, and would be taken from them.
+        batch = await self._store.claim(
+            owner,
+            now=self._clock(),
+            lease_s=self._settings.lease_s,
+            without={run.batch.batch_id for run in self._runs.values()},
+        )
         if batch is None:
             return False
         run = BatchRun(
             batch,
             owner,
+            leased_at=asked_at,
             services=self._services,
             store=self._store,
             blobs=self._blobs,

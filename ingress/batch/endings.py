@@ -16,12 +16,19 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
     """Cancel what still runs, and wait until it has ended.
 
     Libraries may lose a cancellation that comes while they close something. It is repeated, so that
-    nobody waits for ever for a task that has not heard of it.
+    nobody waits for ever for a task that has not heard of it. To be cancelled oneself only repeats
+    it at once: whoever left here before them would leave them behind, to run on by themselves.
     """
+    interrupted: asyncio.CancelledError | None = None
     while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()
-        await asyncio.wait(left, timeout=_AGAIN_S)
+        try:
+            await asyncio.wait(left, timeout=_AGAIN_S)
+        except asyncio.CancelledError as error:
+            interrupted = error
+    if interrupted is not None:
+        raise interrupted
     for task in tasks:
         if not task.cancelled():
             task.exception()  # whoever wanted to know has asked before

@@ -3,8 +3,8 @@
     validate ─► run the lines that have no result ─► finalise
 
 Every step may be left at any moment and taken up again, by this process or another: what counts is
-what the store has. While the steps go on, a second task holds the lease and looks whether somebody
-wants the batch cancelled.
+what the store has. While the steps go on, two more tasks hold the lease and look whether somebody wants
+the batch cancelled.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class BatchRun:
 
     Args:
         owner: Of the lease.
+        leased_at: When the lease began at the earliest, by the clock of the event loop.
         clock: Gives Unix seconds.
 
     Attributes:
@@ -55,6 +56,7 @@ class BatchRun:
         batch: Batch,
         owner: str,
         *,
+        leased_at: float,
         services: Services,
         store: BatchStore,
         blobs: BlobStore,
@@ -66,6 +68,7 @@ class BatchRun:
     ) -> None:
         self.batch = batch
         self._owner = owner
+        self._leased_at = leased_at
         self._services = services
         self._store = store
         self._blobs = blobs
@@ -87,15 +90,16 @@ class BatchRun:
         """
         log.info(telemetry.BATCH_CLAIMED, batch_id=self.batch.batch_id, status=self.batch.status)
         self._working = asyncio.create_task(self._work())
-        holding = asyncio.create_task(self._hold())
+        asides = [asyncio.create_task(self._hold()), asyncio.create_task(self._watch())]
         try:
-            await asyncio.wait({self._working, holding}, return_when=asyncio.FIRST_COMPLETED)
-            if holding.done():
-                holding.result()
+            await asyncio.wait({self._working, *asides}, return_when=asyncio.FIRST_COMPLETED)
+            for aside in asides:
+                if aside.done():
+                    aside.result()  # none of them ends but by failing
             if not (self._leaving and self._working.cancelled()):
                 self._working.result()
         finally:
-            await cancelled(self._working, holding)
+            await cancelled(self._working, *asides)
         with suppress(StoreUnavailable):  # then the lease runs out by itself
             await self._store.release(self.batch.batch_id, self._owner)
 
@@ -115,32 +119,47 @@ class BatchRun:
             self._working.cancel()
 
     async def _hold(self) -> None:
-        """Hold the lease, and see whether the batch was cancelled.
+        """Hold the lease.
+
+        It is counted from when it was asked for: a store that was slow to give it gave less of it.
 
         Raises:
             LeaseLost: It is somebody else's, or gone.
         """
         loop, lease_s = asyncio.get_running_loop(), self._settings.lease_s
-        renew_at = loop.time() + lease_s / 3
         batch_id = self.batch.batch_id
         while True:
-            await asyncio.sleep(min(self._settings.poll_s, lease_s / 3))
+            await asyncio.sleep(self._leased_at + lease_s / 3 - loop.time())
+            asked_at = loop.time()
             try:
-                if loop.time() < renew_at:
-                    batch = await self._store.batch(self.batch.account, batch_id)
-                else:
-                    batch = await self._store.renew(
-                        batch_id, self._owner, now=self._clock(), lease_s=lease_s
-                    )
-                    renew_at = loop.time() + lease_s / 3
+                batch = await self._store.renew(
+                    batch_id, self._owner, now=self._clock(), lease_s=lease_s
+                )
             except StoreUnavailable as error:
                 # Whoever can reach it takes the batch in the end, and then nothing is stored here.
                 log.warning("batch.not_renewed", batch_id=batch_id, diagnostic=error.diagnostic)
+                await asyncio.sleep(min(self._settings.poll_s, lease_s / 3))
                 continue
-            if batch is None:
-                raise LeaseLost
-            if batch.status == "cancelling" and self._lines is not None:
-                self._lines.abort()
+            self._leased_at = asked_at
+            self._see(batch)
+
+    async def _watch(self) -> None:
+        """See soon that the batch was cancelled; apart, for the lease must not wait for that.
+
+        Raises:
+            LeaseLost: It is gone.
+        """
+        while True:
+            await asyncio.sleep(self._settings.poll_s)
+            with suppress(StoreUnavailable):  # who renews the lease tells it
+                batch = await self._store.batch(self.batch.account, self.batch.batch_id)
+                if batch is None:
+                    raise LeaseLost
+                self._see(batch)
+
+    def _see(self, batch: Batch) -> None:
+        if batch.status == "cancelling" and self._lines is not None:
+            self._lines.abort()
 
     # --- The steps --------------------------------------------------------------------------------
 

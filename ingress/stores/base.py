@@ -18,7 +18,7 @@ while a change is made, the change may have happened all the same: look before m
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -186,10 +186,13 @@ class BatchStore(Protocol):
 
     # --- What a batcher does ----------------------------------------------------------------------
 
-    async def claim(self, owner: str, *, now: float, lease_s: float) -> Batch | None:
+    async def claim(
+        self, owner: str, *, now: float, lease_s: float, without: Collection[str] = ()
+    ) -> Batch | None:
         """The oldest unfinished batch that nobody holds; None if there is none.
 
-        `owner` is unique to this claim; every later call names it.
+        `owner` is unique to this claim; every later call names it. `without` are ids of batches
+        that are not wanted, whoever holds them.
         """
         ...
 

@@ -10,7 +10,7 @@ Source: the port, `ingress.stores.base`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import sqlalchemy as sa
@@ -252,8 +252,12 @@ class SqlStore(SqlFiles):
 
     # --- What a batcher does ----------------------------------------------------------------------
 
-    async def claim(self, owner: str, *, now: float, lease_s: float) -> Batch | None:
+    async def claim(
+        self, owner: str, *, now: float, lease_s: float, without: Collection[str] = ()
+    ) -> Batch | None:
         free = sa.or_(batches.c.lease_until.is_(None), batches.c.lease_until <= now)
+        if without:
+            free = sa.and_(free, batches.c.batch_id.not_in(without))
         oldest = (
             sa.select(batches.c.batch_id)
             .where(UNFINISHED_SQL, free)

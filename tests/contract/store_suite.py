@@ -500,6 +500,17 @@ class LeaseSuite:
             None,
         ]
 
+    async def test_a_batch_that_is_not_wanted_is_not_claimed(self, opener: Opener) -> None:
+        store = await opener()
+        batches = [await store.add_batch(a_batch(n), max_unfinished=9) for n in range(3)]
+        ids = [batch.batch_id for batch in batches]
+        assert await store.claim("one", now=5, lease_s=30, without=ids) is None
+        assert await store.claim("one", now=5, lease_s=30, without=ids[:1]) == batches[1]
+        # Its lease is over, and whose it is makes no difference.
+        assert await store.claim("two", now=99, lease_s=30, without={*ids[:2]}) == batches[2]
+        assert await store.claim("two", now=99, lease_s=30) == batches[2], "an answer was lost"
+        assert await store.claim("three", now=99, lease_s=30, without=[ids[0]]) == batches[1]
+
     async def test_a_lease_lasts_until_its_end(self, opener: Opener) -> None:
         store, other = await opener(), await opener()
         await store.add_batch(a_batch(1), max_unfinished=9)
