@@ -18,6 +18,7 @@ import pytest
 import structlog
 
 from ingress.config import Config
+from ingress.stores.base import StoreUnavailable
 from schemas import errors
 from schemas.errors import ServingError
 from tests.fixtures.requests import ALL, answer_schema, path_of, request_body
@@ -272,6 +273,15 @@ SHOWN_ELSEWHERE = {
     errors.RequestBodyTimeout: "tests/integration/test_bad_input.py",
     errors.WorkerFailed: "tests/sdk/test_failures.py",
     errors.ClientClosedRequest: "tests/integration/test_logs.py",
+    errors.FileNotFound: "tests/sdk/test_files_openai.py",
+    errors.FileIsInUse: "tests/sdk/test_files_openai.py",
+    errors.BatchNotFound: "tests/sdk/test_batches_openai.py",
+    errors.BatchNotCancellable: "tests/sdk/test_batches_openai.py",
+    errors.BatchLimitExceeded: "tests/sdk/test_batches_openai.py",
+    errors.BatchZdrNotSupported: "tests/sdk/test_batches_openai.py",
+    errors.IdempotencyKeyReused: "tests/sdk/test_batches_openai.py",
+    errors.BatchNotEnded: "tests/sdk/test_message_batches_anthropic.py",
+    StoreUnavailable: "tests/integration/test_files.py",
 }
 """Codes that need more than one request to a scripted engine, and where they are told."""
 
@@ -282,7 +292,7 @@ NOT_REACHABLE_YET = {
     "concurrency_limit_exceeded",
     "rate_limit_exceeded",
 }
-"""Codes of accounts and batches."""
+"""Codes of accounts."""
 
 
 @asynccontextmanager
