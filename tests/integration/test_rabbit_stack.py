@@ -174,7 +174,7 @@ async def test_readers_that_stop_hold_little_and_nobody_up(broker: Broker, model
         await until(lambda: len(connections) == len(quick), timeout_s=1)  # though nothing was read
         for client in stopped:
             client.close()
-        assert max(await asyncio.gather(*quick)) < write_s / 2
+        assert max(await asyncio.gather(*quick)) < 0.9 * write_s  # who is held up is for as long
         await until(lambda: knows_of_nothing(stack))
     assert len(offered) == len(stopped)
     # Most of it was thrown away on arrival, while the engine had yet to hear that it should stop.
