@@ -62,9 +62,12 @@ class Batcher:
 
     async def run(self) -> None:
         """Claim and run batches until `stop`, then until those in hand have been let go."""
+        settings = self._settings
         asides = [
             asyncio.create_task(self._look_regularly()),
-            asyncio.create_task(self._sweeper.run(self._settings.sweep_s)),
+            asyncio.create_task(
+                self._sweeper.run(settings.sweep_s, orphans_every_s=settings.orphans_s)
+            ),
             asyncio.create_task(self._claim_regularly()),
         ]
         stopping = asyncio.create_task(self._stopping.wait())

@@ -37,6 +37,23 @@ def file_id(batch_id: str, kind: Literal["output", "error"]) -> str:
     return f"file-{hashlib.sha256(f'{batch_id} {kind}'.encode()).hexdigest()[:24]}"
 
 
+def blobs_at_end(batch_id: str) -> tuple[str, ...]:
+    """Every blob that a batch may leave, of whichever shape it is."""
+    return (
+        _file_key(file_id(batch_id, "output")),
+        _file_key(file_id(batch_id, "error")),
+        _results_key(batch_id),
+    )
+
+
+def _file_key(name: str) -> str:
+    return f"files/{name}"
+
+
+def _results_key(batch_id: str) -> str:
+    return f"results/{batch_id}"
+
+
 class _Written(msgspec.Struct):
     """What the files turn out to hold.
 
@@ -90,7 +107,7 @@ class Finaliser:
         return changed or batch
 
     async def _write_results(self, batch: Batch, written: _Written) -> dict[str, str | None]:
-        key = f"results/{batch.batch_id}"
+        key = _results_key(batch.batch_id)
         async with closing(self._all_lines(batch, written, succeeded=True)) as lines:
             await self._blobs.write(key, lines)
         return {"results_blob": key}
@@ -114,7 +131,7 @@ class Finaliser:
     ) -> StoredFile | None:
         """A file with these lines; None if there are none."""
         name = file_id(batch.batch_id, kind)
-        key = f"files/{name}"
+        key = _file_key(name)
         async with closing(lines):
             size = await self._blobs.write(key, lines)
         if not size:

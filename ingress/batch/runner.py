@@ -3,8 +3,8 @@
     validate ─► run the lines that have no result ─► finalise
 
 Every step may be left at any moment and taken up again, by this process or another: what counts is
-what the store has. While the steps go on, two more tasks hold the lease and look whether somebody wants
-the batch cancelled.
+what the store has. While the steps go on, two more tasks hold the lease and see whether somebody
+wants the batch cancelled.
 """
 
 from __future__ import annotations

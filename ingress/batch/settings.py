@@ -24,6 +24,7 @@ class BatcherSettings(BaseModel):
             no model of a name.
         look_s: How often it is looked whether workers have come or gone.
         sweep_s: How often what has expired is deleted.
+        orphans_s: How often blobs are looked for that nobody knows of.
         grace_s: How long running lines may go on after SIGTERM.
     """
 
@@ -44,4 +45,5 @@ class BatcherSettings(BaseModel):
     presence_s: float = Field(default=10.0, ge=0)
     look_s: float = Field(default=0.2, gt=0)
     sweep_s: float = Field(default=300.0, gt=0)
+    orphans_s: float = Field(default=3600.0, gt=0)
     grace_s: float = Field(default=30.0, ge=0)

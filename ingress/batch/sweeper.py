@@ -1,5 +1,8 @@
 """Deletes what nobody may have any more, or nobody can know of.
 
+What a record names is looked for often. Blobs that none names are looked for rarely: they come only
+from processes that were killed, and every blob there is has to be asked for.
+
 Content goes first and its record after it, so a sweep that is killed leaves nothing that the next
 one does not find. Several batchers may sweep at the same time.
 
@@ -10,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import structlog
 
 from ingress.batch import lifecycle
+from ingress.batch.finalise import blobs_at_end
 from ingress.batch.patience import AWAY, reason_of
 from ingress.stores.base import BatchStore
 from schemas.blobs.base import BlobStore
-from schemas.blobs.orphans import sweep_unfinished
+from schemas.blobs.orphans import sweep_orphans, sweep_unfinished
 
 log = structlog.get_logger(__name__)
 
@@ -40,12 +44,18 @@ class Sweeper:
         self._blobs = blobs
         self._clock = clock
 
-    async def run(self, every_s: float) -> None:
+    async def run(self, every_s: float, *, orphans_every_s: float) -> None:
         """Sweep again and again, several batchers not in step; until cancelled."""
+        loop = asyncio.get_running_loop()
+        orphans_at = loop.time() + orphans_every_s * random.random()
         while True:
             try:
                 if swept := await self.sweep():
                     log.info("batch.swept", deleted=swept)
+                if loop.time() >= orphans_at:
+                    orphans_at = loop.time() + orphans_every_s * random.uniform(0.8, 1.2)
+                    if swept := await self.sweep_orphans():
+                        log.info("batch.orphans_swept", deleted=swept)
             except AWAY as error:
                 log.warning("batch.not_swept", reason=reason_of(error))
             except Exception as error:
@@ -64,6 +74,25 @@ class Sweeper:
             + await self._undropped()
             + await sweep_unfinished(self._blobs, self._clock())
         )
+
+    async def sweep_orphans(self) -> int:
+        """Delete the blobs that are nobody's; returns how many.
+
+        Raises:
+            StoreUnavailable, BlobStoreUnavailable: Some may be left.
+        """
+        return await sweep_orphans(self._blobs, self._clock(), self._owned)
+
+    async def _owned(self, keys: Sequence[str]) -> Collection[str]:
+        """Which of them a record names, or may name when an unfinished batch has ended."""
+        owned = set(await self._store.named_blobs(keys))
+        unknown = set(keys) - owned
+        if unknown:
+            # In this order: of a batch that ends in between, the records name what it has written.
+            async for batch_id in self._store.unfinished():
+                owned.update(unknown.intersection(blobs_at_end(batch_id)))
+            owned.update(await self._store.named_blobs(unknown))
+        return owned
 
     async def _expired_files(self) -> int:
         deleted = 0

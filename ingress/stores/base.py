@@ -226,6 +226,17 @@ class BatchStore(Protocol):
         """Line number, outcome and text of every result, ascending; read in small parts."""
         ...
 
+    async def named_blobs(self, keys: Collection[str]) -> Collection[str]:
+        """Which of these blobs a record needs: of a file, an unfinished batch's input, results.
+
+        The last part of a key of theirs is the id of the file or the batch that has the blob.
+        """
+        ...
+
+    def unfinished(self) -> AsyncIterator[str]:
+        """Ids of the batches that have not ended, in no order; read in small parts."""
+        ...
+
     async def undropped(self, limit: int) -> Sequence[str]:
         """Batches that have ended and still have results: who ended them died before dropping."""
         ...

@@ -345,6 +345,33 @@ class SqlStore(SqlFiles):
                 return
             last = page[-1].line
 
+    async def named_blobs(self, keys: Collection[str]) -> Collection[str]:
+        ids = [key.rpartition("/")[2] for key in keys]
+        of_files = sa.select(files.c.blob).where(files.c.file_id.in_(ids))
+        of_results = sa.select(batches.c.results_blob).where(batches.c.batch_id.in_(ids))
+        of_inputs = sa.select(batches.c.input_blob).where(
+            UNFINISHED_SQL, sa.or_(batches.c.batch_id.in_(ids), batches.c.input_file_id.in_(ids))
+        )
+
+        async def work(connection: AsyncConnection) -> Collection[str]:
+            named: set[str] = set()
+            for query in (of_files, of_results, of_inputs):
+                named.update((await connection.execute(query)).scalars())
+            return named.intersection(keys)
+
+        return await self._database.read(work)
+
+    async def unfinished(self) -> AsyncIterator[str]:
+        place = (batches.c.created_at, batches.c.batch_id)
+        query = sa.select(*place).where(UNFINISHED_SQL).order_by(*place).limit(_INDEX_PAGE)
+        while True:
+            page = await self._rows(query)
+            for row in page:
+                yield row.batch_id
+            if len(page) < _INDEX_PAGE:
+                return
+            query = query.where(sa.tuple_(*place) > tuple(page[-1]))
+
     async def undropped(self, limit: int) -> Sequence[str]:
         query = (
             sa.select(batches.c.batch_id)
@@ -411,11 +438,7 @@ class SqlStore(SqlFiles):
             .order_by(results.c.line)
             .limit(_INDEX_PAGE)
         )
-
-        async def work(connection: AsyncConnection) -> Sequence[Row]:
-            return (await connection.execute(query)).all()
-
-        return await self._database.read(work)
+        return await self._rows(query)
 
     async def _texts(self, batch_id: str, first: int, final: int) -> Sequence[Row]:
         query = (
@@ -423,9 +446,12 @@ class SqlStore(SqlFiles):
             .where(results.c.batch_id == batch_id, results.c.line.between(first, final))
             .order_by(results.c.line)
         )
+        return await self._rows(query)
 
+    async def _rows(self, query: sa.Select[Any]) -> Sequence[Row]:
         async def work(connection: AsyncConnection) -> Sequence[Row]:
-            return (await connection.execute(query)).all()
+            rows: Sequence[Row] = (await connection.execute(query)).all()
+            return rows
 
         return await self._database.read(work)
 

@@ -680,6 +680,63 @@ class ResultSuite:
             assert (await anext(results))[0] == 1
         assert await store.commit(batch.batch_id, "owner", [a_result(100)]) == 1
 
+    async def test_blobs_that_a_record_needs_are_told(self, opener: Opener) -> None:
+        store = await opener()
+        await store.add_file(a_file(1, expires_at=1))  # expired, and still to be swept
+        deleted = a_file(2)
+        await store.add_file(deleted)
+        await store.delete_file("ours", deleted.file_id, 0)
+        kinds = {
+            "msgbatch_running": ("in_progress", None),
+            "msgbatch_over": ("completed", "results/msgbatch_over"),
+            "msgbatch_archived": ("completed", None),
+        }
+        for number, (batch_id, (status, results)) in enumerate(kinds.items()):
+            await store.add_batch(
+                a_batch(
+                    number,
+                    batch_id=batch_id,
+                    shape="messages",
+                    status=status,
+                    input_file_id=None,
+                    input_blob=f"batches/{batch_id}",
+                    results_blob=results,
+                ),
+                max_unfinished=99,
+            )
+        await store.add_batch(a_batch(9), max_unfinished=99)
+        needed = {
+            a_file(1).blob,
+            "batches/msgbatch_running",
+            "results/msgbatch_over",
+            a_batch(9).input_blob,
+        }
+        others = {
+            deleted.blob,
+            "batches/msgbatch_over",
+            "batches/msgbatch_archived",
+            "results/msgbatch_archived",
+            "results/msgbatch_running",
+            "files/msgbatch_over",
+            "files/nobody",
+        }
+        assert set(await store.named_blobs([*needed, *others])) == needed
+        assert set(await store.named_blobs(others)) == set()
+        assert set(await store.named_blobs([])) == set()
+
+    async def test_all_unfinished_batches_are_told(
+        self, opener: Opener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ingress.stores.sql._INDEX_PAGE", 3)
+        store = await opener()
+        assert [batch_id async for batch_id in store.unfinished()] == []
+        for number in range(9):
+            status = "completed" if number % 3 == 2 else "cancelling"
+            at = 5.0 if number < 4 else number * 1.0
+            await store.add_batch(a_batch(number, status=status, created_at=at), max_unfinished=99)
+        told = sorted([batch_id async for batch_id in store.unfinished()])
+        assert told == [a_batch(number).batch_id for number in (0, 1, 3, 4, 6, 7)]
+
     async def test_what_was_not_dropped_can_be_found(self, opener: Opener) -> None:
         store = await opener()
         batch, running = await claimed(store), await claimed(store, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from ingress.batch.finalise import Finaliser
+from ingress.batch.finalise import Finaliser, blobs_at_end
 from ingress.batch.lifecycle import cancel
 from ingress.batch.sweeper import RESULTS_KEPT_S, Sweeper
 from ingress.stores.base import BatchStore, LeaseLost
 from schemas.batch import Batch, Shape
 from schemas.blobs.base import BlobStore
+from schemas.blobs.orphans import FOLDERS, YOUNGEST_S
 from tests.fixtures.batches import (
     add_batch,
     ended,
@@ -31,6 +33,8 @@ from tests.fixtures.batches import (
 from tests.fixtures.stack import MODEL, Stack, memory_stack, until
 from workers.engines.base import EngineRequest
 from workers.engines.scripted import Gate, ScriptedEngine, Step, Text
+
+pytestmark = pytest.mark.timeout(90)
 
 FAST_ONES, SLOW_ONES = 5, 20
 
@@ -239,3 +243,48 @@ async def test_what_nobody_may_have_any_more_is_deleted(tmp_path: Path) -> None:
         after = await store.batch(results.account, results.batch_id)
     assert after is not None
     assert after == msgspec.structs.replace(results, results_blob=None, archived_at=later)
+
+
+@pytest.mark.rule("batch.orphans")
+async def test_blobs_of_nobody_are_deleted_and_those_of_others_stay(tmp_path: Path) -> None:
+    slow = Slow()
+    async with memory_stack(slow.engine, files=tmp_path) as stack:
+        store, blobs = stores(stack)
+
+        async def left(at: float) -> set[str]:
+            """What lies there after two batchers have swept at once."""
+            sweepers = [Sweeper(store, blobs, lambda: at) for _ in range(2)]
+            await asyncio.gather(*(sweeper.sweep_orphans() for sweeper in sweepers))
+            return {key for folder in FOLDERS for key in await blobs.list(folder)}
+
+        async with run_batcher(stack.services):
+            fast = [openai_line("a", "fast")]
+            over = await ended(store, await add_batch(store, blobs, fast))
+            told = await ended(
+                store,
+                await add_batch(store, blobs, [messages_line("a", "fast")], shape="messages"),
+            )
+            running = await add_batch(store, blobs, mixed_lines("openai"))
+            message = await add_batch(store, blobs, mixed_lines("messages"), shape="messages")
+            await until(lambda: done(store, running, FAST_ONES))
+            assert told.results_blob is not None
+            needed = {over.input_blob, f"files/{over.output_file_id}", told.results_blob}
+            needed |= {running.input_blob, message.input_blob}
+            # Of a batcher that was killed while it wrote the files; they are written once more.
+            needed |= {*blobs_at_end(running.batch_id), *blobs_at_end(message.batch_id)}
+            orphans = {"files/file-00", "batches/msgbatch_00", "results/msgbatch_00"}
+            orphans |= {blobs_at_end(over.batch_id)[1], told.input_blob}
+            for key in {*orphans, *needed}:
+                if not (tmp_path / "blobs" / key).exists():
+                    await blobs.put(key, b"x")
+            assert await left(time.time()) == needed | orphans  # they are too young
+            assert await left(time.time() + YOUNGEST_S + 60) == needed
+            for key in orphans:
+                await blobs.put(key, b"x")
+                os.utime(tmp_path / "blobs" / key, (1, 1))
+            async with run_batcher(stack.services, sweep_s=0.05, orphans_s=0.05):
+                await until(lambda: _are_gone(blobs, orphans))
+
+
+async def _are_gone(blobs: BlobStore, keys: set[str]) -> bool:
+    return not keys & {key for folder in FOLDERS for key in await blobs.list(folder)}

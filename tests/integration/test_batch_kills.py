@@ -42,6 +42,8 @@ from tests.fixtures.stack import MODEL, memory_stack, until
 from tests.integration.test_batch_ends import Slow, done, stores
 from workers.engines.scripted import ScriptedEngine
 
+pytestmark = pytest.mark.timeout(120)
+
 LEASE_S = 0.2
 AT_ONCE = 6
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -33,6 +33,8 @@ from tests.fixtures.stack import MODEL, Stack, memory_stack, run_worker, until
 from workers.engines.base import Engine, EngineRequest
 from workers.engines.scripted import Gate, ScriptedEngine, Step, Text, Trouble, script_from_markers
 
+pytestmark = pytest.mark.timeout(90)
+
 
 @asynccontextmanager
 async def batch_stack(
