@@ -33,7 +33,7 @@ class BatcherSettings(BaseModel):
     max_batches: int = Field(default=8, gt=0)
     window: int | None = Field(default=None, gt=0)
     max_window: int = Field(default=1024, gt=0)
-    max_window_bytes: int = Field(default=32 << 20, gt=0)
+    max_window_bytes: int = Field(default=16 << 20, gt=0)
     lease_s: float = Field(default=30.0, gt=0)
     poll_s: float = Field(default=0.5, gt=0)
     claim_s: float = Field(default=1.0, gt=0)
