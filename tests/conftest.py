@@ -13,6 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = [
+    "tests.fixtures.failures",  # before those that import it, or its asserts are not rewritten
     "tests.fixtures.broker",
     "tests.fixtures.clients",
     "tests.fixtures.engine",
@@ -21,22 +22,54 @@ pytest_plugins = [
 
 SHARED: Mapping[str, re.Pattern[str]] = {
     "sglang": re.compile(r"\bsglang_engine\b"),
-    "broker": re.compile(r"\bbroker: Broker\b|\bown_broker\b|\bproxy: Proxy\b"),
+    "own broker": re.compile(r"\bown_broker\b"),
+    "broker": re.compile(r"\bbroker: Broker\b|\bproxy: Proxy\b"),
     "postgres": re.compile(r"\bpostgres: Postgres\b"),
+    "libraries": re.compile(
+        r"^ *(import|from) (sglang|transformers|torch|xgrammar)\b", re.MULTILINE
+    ),
 }
-"""Fixtures of the whole session: all files that use one run in the same process."""
+"""What is dear to start, or to import: all files that use one run in the same process.
+
+Of several, the first counts.
+"""
 
 WHOLE_FILES = ("tests/contract/", "tests/integration/", "tests/sdk/")
 """Where files share a stack or a process of their own among their tests."""
+
+FIRST = (
+    "sglang",
+    "own broker",
+    "broker",
+    "tests/integration/test_fleet.py",
+    "tests/chaos/",
+    "postgres",
+    "tests/integration/test_up_sglang.py",
+    "libraries",
+    *WHOLE_FILES,
+)
+"""What takes long begins early, so that no process is left with it alone in the end."""
 
 
 @cache
 def _group(file: str) -> str | None:
     """The tests that one process must run with those of this file; None if any may run any."""
-    if not file.startswith(WHOLE_FILES):
-        return None
     source = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
-    return next((name for name, uses in SHARED.items() if uses.search(source)), file)
+    group = next((name for name, uses in SHARED.items() if uses.search(source)), None)
+    return group or (file if file.startswith(WHOLE_FILES) else None)
+
+
+def _place(item: pytest.Item) -> int:
+    file = item.nodeid.partition("::")[0]
+    names = (_group(file), file)
+    return next(
+        (
+            place
+            for place, first in enumerate(FIRST)
+            if any(n and n.startswith(first) for n in names)
+        ),
+        len(FIRST),
+    )
 
 
 class _Scheduling(LoadScopeScheduling):
@@ -44,5 +77,11 @@ class _Scheduling(LoadScopeScheduling):
         return _group(nodeid.partition("::")[0]) or nodeid
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        items.sort(key=_place)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # which would begin with the most tests
     return _Scheduling(config, log)

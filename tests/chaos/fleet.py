@@ -237,7 +237,8 @@ class Unit:
             return
         left = list(self.processes().values())
         try:
-            self._process.wait(15)
+            # What has not started has nothing to end well; an engine would load to its end first.
+            self._process.wait(15 if self.ready else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(15)
