@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Final
 
 import orjson
@@ -78,8 +78,14 @@ async def create_openai_batch(request: Request, services: Services) -> Batch:
     key = _idempotency_key(request)
     check_batch_zdr(request)
     services.admission.check_open()
-    file = await _input_file(stores, principal, wanted.input_file_id)
     now = time.time()
+    same = _same_request(key, _digest_of(body), now)
+    if same is not None:
+        with _refusing_reuse():
+            first = await stores.records.made_before(principal.account, same)
+        if first is not None:
+            return first  # also if what it was made of is not there any more
+    file = await _input_file(stores, principal, wanted.input_file_id)
     expiry = wanted.output_expires_after
     batch = Batch(
         batch_id=f"batch_{secrets.token_hex(12)}",
@@ -93,7 +99,7 @@ async def create_openai_batch(request: Request, services: Services) -> Batch:
         created_at=now,
         expires_at=now + WINDOW_S,
     )
-    return await _add(services.settings, stores, principal, batch, key, _digest_of(body))
+    return await _add(services.settings, stores, principal, batch, same)
 
 
 async def _input_file(stores: Stores, principal: Principal, file_id: str) -> StoredFile:
@@ -148,7 +154,8 @@ async def create_message_batch(request: Request, services: Services) -> Batch:
         )
         made: Batch | None = None
         try:
-            made = await _add(settings, stores, principal, batch, key, reading.digest.digest())
+            same = _same_request(key, reading.digest.digest(), now)
+            made = await _add(settings, stores, principal, batch, same)
         finally:
             if made is None or made.batch_id != batch_id:
                 await _drop_input(stores, batch)
@@ -193,20 +200,13 @@ async def _add(
     stores: Stores,
     principal: Principal,
     batch: Batch,
-    key: str | None,
-    digest: bytes,
+    same: Idempotency | None,
 ) -> Batch:
     """Record a batch; returns it, or the one that the same request made before."""
-    same = None
-    if key is not None:
-        same = Idempotency(key=key, digest=digest, since=batch.created_at - WINDOW_S)
     most = settings.max_unfinished_batches
     try:
-        made = await stores.records.add_batch(batch, idempotency=same, max_unfinished=most)
-    except IdempotencyConflict:
-        raise IdempotencyKeyReused(
-            "The idempotency key was used for another request.", param="Idempotency-Key"
-        ) from None
+        with _refusing_reuse():
+            made = await stores.records.add_batch(batch, idempotency=same, max_unfinished=most)
     except BatchLimitReached:
         raise BatchLimitExceeded(
             f"There can be {most} unfinished batches at a time; wait until one has ended."
@@ -230,6 +230,22 @@ async def _drop_input(stores: Stores, batch: Batch) -> None:
             await stores.blobs.delete(batch.input_blob)
     except (StoreUnavailable, BlobStoreUnavailable):
         log.warning("batch.left_behind", batch_id=batch.batch_id)
+
+
+@contextmanager
+def _refusing_reuse() -> Iterator[None]:
+    """Tell the client of a key that belongs to another request."""
+    try:
+        yield
+    except IdempotencyConflict:
+        raise IdempotencyKeyReused(
+            "The idempotency key was used for another request.", param="Idempotency-Key"
+        ) from None
+
+
+def _same_request(key: str | None, digest: bytes, now: float) -> Idempotency | None:
+    """What makes the same batch of a repeated request; None if nothing is to."""
+    return None if key is None else Idempotency(key=key, digest=digest, since=now - WINDOW_S)
 
 
 def _idempotency_key(request: Request) -> str | None:

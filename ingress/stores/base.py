@@ -132,6 +132,14 @@ class BatchStore(Protocol):
         """
         ...
 
+    async def made_before(self, account: str, idempotency: Idempotency) -> Batch | None:
+        """What `add_batch` would return for this request without adding anything.
+
+        Raises:
+            IdempotencyConflict: The key belongs to another request.
+        """
+        ...
+
     async def batch(self, account: str, batch_id: str) -> Batch | None: ...
 
     async def batches(

@@ -141,6 +141,7 @@ class SqlStore(SqlFiles):
         async def work(connection: AsyncConnection) -> Batch:
             await self._hold_account(connection, batch.account)
             if idempotency is not None:
+                await _forget_old(connection, batch.account, idempotency)
                 first = await _first_made(connection, batch.account, idempotency)
                 if first is not None:
                     return first
@@ -152,6 +153,12 @@ class SqlStore(SqlFiles):
             return batch
 
         return await self._database.write(work)
+
+    async def made_before(self, account: str, idempotency: Idempotency) -> Batch | None:
+        async def work(connection: AsyncConnection) -> Batch | None:
+            return await _first_made(connection, account, idempotency)
+
+        return await self._database.read(work)
 
     async def batch(self, account: str, batch_id: str) -> Batch | None:
         async def work(connection: AsyncConnection) -> Batch | None:
@@ -485,17 +492,25 @@ async def _batch(
 async def _first_made(
     connection: AsyncConnection, account: str, request: Idempotency
 ) -> Batch | None:
-    """What the same request made before. Forgets what is too old."""
-    mine = idempotency.c.account == account
-    too_old = idempotency.c.created_at < request.since
-    await connection.execute(sa.delete(idempotency).where(mine, too_old))
-    query = sa.select(idempotency).where(mine, idempotency.c.key_digest == _digest(request.key))
+    """What the same request made before."""
+    query = sa.select(idempotency).where(
+        idempotency.c.account == account,
+        idempotency.c.key_digest == _digest(request.key),
+        idempotency.c.created_at >= request.since,
+    )
     used = (await connection.execute(query)).first()
     if used is None:
         return None
     if used.request_digest != request.digest:
         raise IdempotencyConflict
     return await _batch(connection, used.batch_id, account=account)
+
+
+async def _forget_old(connection: AsyncConnection, account: str, request: Idempotency) -> None:
+    too_old = idempotency.c.created_at < request.since
+    await connection.execute(
+        sa.delete(idempotency).where(idempotency.c.account == account, too_old)
+    )
 
 
 async def _remember(connection: AsyncConnection, batch: Batch, request: Idempotency) -> None:

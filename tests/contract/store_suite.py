@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import pytest
@@ -333,6 +333,8 @@ class BatchSuite:
                 max_unfinished=1,
             )
 
+        again = Idempotency(key="key", digest=request, since=0)
+        assert await stores[0].made_before("ours", again) is None
         made = await asyncio.gather(*(add(number) for number in range(9)))
         assert len({batch.batch_id for batch in made}) == 1
         first = made[0]
@@ -341,6 +343,11 @@ class BatchSuite:
         )
         with pytest.raises(IdempotencyConflict):
             await add(20, digest=b"of another")
+        other = Idempotency(key="key", digest=b"of another", since=0)
+        with pytest.raises(IdempotencyConflict):
+            await stores[0].made_before("ours", other)
+        assert await stores[0].made_before("theirs", other) is None
+        assert await stores[0].made_before("ours", again) == first
         now = await the(stores[1].change_batch(first.batch_id, ended))
         assert await add(21) == now, "as it is, not as it was"
         theirs = a_batch(22, account="theirs")
@@ -358,6 +365,8 @@ class BatchSuite:
             added = await store.add_batch(batch, idempotency=idempotency, max_unfinished=9)
             assert added == batch
         again = Idempotency(key="key", digest=b"two", since=second.created_at)
+        late = Idempotency(key="key", digest=b"two", since=second.created_at + 0.5)
+        assert await store.made_before("ours", late) is None
         assert await store.add_batch(a_batch(3), idempotency=again, max_unfinished=9) == second
 
     async def test_the_key_of_a_batch_that_was_refused_stays_free(self, opener: Opener) -> None:
@@ -396,7 +405,7 @@ class BatchSuite:
         store, batch = await opener(), a_batch(1)
         await store.add_batch(batch, max_unfinished=9)
 
-        def refuse(batch: Batch) -> Batch:
+        def refuse(batch: Batch) -> NoReturn:
             raise Refused
 
         with pytest.raises(Refused):

@@ -314,7 +314,7 @@ async def test_too_many_unfinished_batches(
 
 
 @pytest.mark.rule("batches.idempotency")
-async def test_a_creation_repeated(client: openai.AsyncOpenAI) -> None:
+async def test_a_creation_repeated(stack: Stack, client: openai.AsyncOpenAI) -> None:
     file_id = await upload(client)
 
     async def create(key: str, **changes: Any) -> str:
@@ -332,6 +332,14 @@ async def test_a_creation_repeated(client: openai.AsyncOpenAI) -> None:
         await create("k" * 256)
     assert raised.value.code == "unsupported_value"
     assert len((await client.batches.list()).data) == 2
+    for made in (await client.batches.list()).data:
+        await change(stack, made.id, lambda old: lifecycle.invalid(old, (), 1.0))
+    await client.files.delete(file_id)
+    assert await create("k") == same[0]
+    for key, code in (("new", "file_not_found"), ("k", "idempotency_key_reused")):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await create(key, metadata={"a": "b"})
+        assert refused.value.code == code
 
 
 @pytest.mark.rule("batches.zdr")
