@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 Victim: TypeAlias = Literal[
@@ -60,6 +60,23 @@ def at_random(
     kinds = list(weights)
     chosen = rng.choices(kinds, [weights[kind] for kind in kinds], k=kills)
     return tuple(_injury(rng, number, victim, pace_s) for number, victim in enumerate(chosen))
+
+
+def each_then_at_random(
+    weights: Mapping[Victim, float], *, seed: int, kills: int, pace_s: float
+) -> tuple[Injury, ...]:
+    """The same, but with every kind among the first, in an order by lot; too few kills: at random.
+
+    So that a run that may end early has seen each of them, whatever its seed.
+    """
+    plan = at_random(weights, seed=seed, kills=kills, pace_s=pace_s)
+    if kills < 2 * len(weights):
+        return plan
+    first = random.Random(seed).sample(list(weights), k=len(weights))
+    return tuple(
+        replace(injury, victim=first[number]) if number < len(first) else injury
+        for number, injury in enumerate(plan)
+    )
 
 
 def volleys(plan: Sequence[Injury], size: int) -> list[Sequence[Injury]]:

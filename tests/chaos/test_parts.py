@@ -15,7 +15,7 @@ from tests.chaos.gaps import gaps, slope
 from tests.chaos.leaks import Held
 from tests.chaos.load import Heard
 from tests.chaos.memory import trend
-from tests.chaos.plan import at_random, in_turn
+from tests.chaos.plan import Victim, at_random, each_then_at_random, in_turn
 from tests.chaos.report import Report
 from tests.chaos.verdict import Baseline, judge
 from tests.fixtures.requests import ALL
@@ -201,3 +201,11 @@ def test_a_report_says_what_failed_and_fills_the_page(tmp_path: Path) -> None:
     assert text.count("### `poison`") == 1
     assert text.startswith("# Reliability\n")
     assert "| answers | 7 |" in text
+
+
+def test_every_kind_is_among_the_first_at_any_seed() -> None:
+    weights: dict[Victim, float] = {"batcher": 9, "worker": 3, "ingress": 1, "broker": 0.01}
+    for seed in range(200):
+        plan = each_then_at_random(weights, seed=seed, kills=20, pace_s=1)
+        assert {injury.victim for injury in plan[:4]} == set(weights)
+        assert plan[4:] == at_random(weights, seed=seed, kills=20, pace_s=1)[4:]
