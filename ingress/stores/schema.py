@@ -9,7 +9,10 @@ looks where its tables stand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
 _VERSION = sa.table("alembic_version", sa.column("version_num", sa.String))
+
+_MIGRATING: Final = threading.Lock()
+_LOOK_S: Final = 0.01
 
 _ONE_MIGRATES: Final = 0x6865616472616365
 """Key of PostgreSQL's advisory lock: "headrace"."""
@@ -131,9 +137,24 @@ async def _migrate(
     from alembic.util.exc import CommandError
 
     try:
-        await database.rebuild(work)
+        async with _alone():
+            await database.rebuild(work)
     except CommandError as error:
         raise UnknownRevision(str(error)) from error
+
+
+@asynccontextmanager
+async def _alone() -> AsyncIterator[None]:
+    """Nobody else in this process migrates meanwhile, in whatever thread and on any database.
+
+    What alembic works on is state of the process.
+    """
+    while not _MIGRATING.acquire(blocking=False):  # noqa: ASYNC110 - others may be other loops
+        await asyncio.sleep(_LOOK_S)
+    try:
+        yield
+    finally:
+        _MIGRATING.release()
 
 
 @cache

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 
+from ingress.batch.endings import closing
+from ingress.batch.inputs import read_lines
 from schemas.blobs.base import BlobMissing, BlobStoreUnavailable
 from schemas.blobs.location import BucketLocation, open_blobs, parse_location
 from schemas.blobs.objects import Patience, S3Store
@@ -91,6 +93,32 @@ async def test_opening_tries_the_bucket_and_leaves_nothing(harness: BucketHarnes
     assert harness.server.names(harness.bucket) == []
     await store.put("files/one", b"data")
     assert harness.server.names(harness.bucket) == [f"{PREFIX}/files/one"]
+
+
+@pytest.mark.rule("batch.outages")
+async def test_the_lines_of_an_input_go_on_after_an_outage_in_the_middle(
+    harness: BucketHarness,
+) -> None:
+    sent = [b"%d " % number + b"x" * 4000 for number in range(1500)]
+    await harness.put("files/input", b"\n".join(sent))
+    seen: list[bytes | None] = []
+    async with closing(read_lines(harness.store(), "files/input")) as lines:
+        async for number, line in lines:
+            seen.append(line)
+            assert number == len(seen)
+            if number == 10:  # much of it has not been sent yet
+                await harness.relay.refuse()
+                returning = asyncio.create_task(come_back(harness))
+    await returning
+    assert seen == sent
+
+
+async def come_back(harness: BucketHarness) -> None:
+    """End the outage when the reader has given up a try: others have, one after the other."""
+    for _ in range(4):
+        with pytest.raises(BlobStoreUnavailable):
+            await harness.store().get("files/input")
+    await harness.relay.open()
 
 
 async def test_stores_in_one_bucket_are_kept_apart_by_prefix(harness: BucketHarness) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -60,6 +61,19 @@ async def test_many_may_open_a_new_file_at_once(url: str) -> None:
     await stores[0].add_batch(a_batch(1), max_unfinished=9)
     for store in stores:
         assert await store.batch("ours", a_batch(1).batch_id) == a_batch(1)
+        await store.close()
+
+
+async def test_many_may_open_several_new_files_at_once(tmp_path: Path) -> None:
+    urls = [f"sqlite:///{tmp_path / f'{number % 4}.db'}" for number in range(8)]
+    stores = await asyncio.gather(*map(SqlStore.open, urls))
+    for number, store in enumerate(stores):
+        await store.add_file(a_file(number))
+    for number, store in enumerate(stores):
+        told = (await the(store.files("ours", now=0, limit=9))).items
+        assert {file.file_id for file in told} == {
+            a_file(n).file_id for n in (number % 4, number % 4 + 4)
+        }
         await store.close()
 
 
@@ -212,7 +226,7 @@ async def test_what_is_asked_for_often_has_an_index(
     await schema.upgrade(store._database)
     await store.add_batch(a_batch(1), max_unfinished=9)
     await store.add_file(a_file(1))
-    seen: list[tuple[str, object]] = []
+    seen: list[tuple[str, Any]] = []
 
     @sa.event.listens_for(store._database.engine.sync_engine, "before_cursor_execute")
     def see(connection: object, cursor: object, sql: str, parameters: object, *_: object) -> None:
