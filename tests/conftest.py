@@ -15,6 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 pytest_plugins = [
     "tests.fixtures.failures",  # before those that import it, or its asserts are not rewritten
     "tests.fixtures.broker",
+    "tests.fixtures.certificates",
     "tests.fixtures.clients",
     "tests.fixtures.engine",
     "tests.fixtures.postgres",
