@@ -84,7 +84,7 @@ async def test_too_many_tokens_are_refused() -> None:
 @pytest.mark.rule("overload.waited")
 @pytest.mark.parametrize("dialect", ALL)
 async def test_who_has_waited_in_vain_is_told_so(dialect: str) -> None:
-    async with full(0, limits=TimeLimits(queue_wait_s=0.2)) as (_, _, http):
+    async with full(0, limits=TimeLimits(queue_wait_s=0.6)) as (_, _, http):
         for stream in (True, False):
             response = await http.post(path_of(dialect), json=request_body(dialect, stream=stream))
             refused(response, dialect)
@@ -104,7 +104,7 @@ async def test_the_time_to_come_back_is_what_was_measured() -> None:
     for place in places[:10]:
         now += 2
         place.leave(accepted=True)  # 20 are left, at half a request a second
-    async with full(0, limits=TimeLimits(queue_wait_s=0.2)) as (stack, _, http):
+    async with full(0, limits=TimeLimits(queue_wait_s=0.6)) as (stack, _, http):
         stack.services.admission.backlogs[MODEL] = measured
         response = await http.post(path_of("chat"), json=request_body("chat"))
         assert 38 <= refused(response, "chat") <= 44

@@ -186,6 +186,8 @@ async def _refuses(host: str, port: int) -> bool:
         _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # it knocked while the door was being closed
+        return False
     await closed(writer)
     return False
 
