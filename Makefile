@@ -42,7 +42,11 @@ test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database
 	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) $(ARGS)
+	@# Real brokers, engines and clocks share the processors: what fails beside others is tried alone,
+	@# and said. A fault fails again.
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) $(ARGS) || { test $$? -eq 1 && \
+	echo "Once more, alone, what has failed beside others:" && \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
 
 test-clients: python ## Install real clients, of Node.js too, and run them against the service
 	@command -v npm >/dev/null || { echo "The clients need npm (Debian: apt-get install npm)."; exit 1; }
