@@ -35,12 +35,13 @@ from rich.table import Table
 
 from benchmarks.load import BadReply, percentile
 from benchmarks.sharing_jobs import Shape, batch_job
-from benchmarks.spine import broker, free_port, running
+from benchmarks.spine import broker, running
 from ingress.generation import Generation
 from ingress.settings import TimeLimits
 from schemas.delta import Completed
 from schemas.telemetry import configure_logging
 from schemas.transport.rabbit import RabbitDispatcher
+from tests.fixtures.ports import free_port
 
 MODEL = "bench"
 _START_TIMEOUT_S = 300.0

@@ -16,7 +16,6 @@ TTFT. "Late" is how long after the engine's tick a token is read.
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks.load import BadReply, ask, load, percentile, probe
+from tests.fixtures.ports import free_port
 
 MODEL = "scripted"
 START_TIMEOUT_S = 120.0
@@ -127,13 +127,6 @@ async def turn(target: Target, scenario: Scenario, seconds: float) -> Turn:
 
 
 # --- Processes -----------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @contextmanager

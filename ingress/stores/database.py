@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +24,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
 
 from ingress.stores.base import StoreUnavailable
 
@@ -39,6 +42,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _COMMAND_TIMEOUT_S: Final = 60.0
 _POOL_SIZE: Final = 8
 _BUSY_TIMEOUT_S: Final = 15.0
+_POLL_S: Final = 0.02
 _LARGEST_WAL_BYTES: Final = 64 << 20
 _VACUUMED_PAGES: Final = 2000
 
@@ -199,8 +203,12 @@ def _sqlite(url: str, busy_timeout_s: float) -> AsyncEngine:
     path = Path(parts.database)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Nobody else is to read it: it holds what models answered.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # Nobody else is to read it: it holds what models answered. A file that is there is not
+        # opened: POSIX drops the locks of a whole process when it closes any descriptor of a file.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise StoreUnavailable(
             "The database cannot be opened.", diagnostic=f"{path}: {error.strerror}"
@@ -222,7 +230,7 @@ def _sqlite(url: str, busy_timeout_s: float) -> AsyncEngine:
         cursor.execute("PRAGMA journal_mode")
         if cursor.fetchone()[0] != "wal":
             cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            cursor.execute("PRAGMA journal_mode = WAL")
+            _use_wal(cursor, busy_timeout_s)
         # What was told to a client outlives a power cut too, not only a killed process.
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
@@ -237,6 +245,24 @@ def _sqlite(url: str, busy_timeout_s: float) -> AsyncEngine:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
+
+
+def _use_wal(cursor: Any, timeout_s: float) -> None:
+    """Let readers see what is committed while somebody writes.
+
+    SQLite does not wait for its busy timeout where two change the journal of a new file at once
+    (each would hold what the other waits for), so this does.
+    """
+    over_at = time.monotonic() + timeout_s
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > over_at:
+                raise
+            await_only(asyncio.sleep(_POLL_S * random.uniform(0.5, 1)))
+        else:
+            return
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import psutil
 from tests import tiny_model as tiny
 from tests.chaos.plan import Injury, Victim
 from tests.fixtures.broker import BrokerNode
-from tests.fixtures.processes import free_port
+from tests.fixtures.ports import free_port
 from workers.supervisor import die_with_parent
 
 EngineName = Literal["scripted", "sglang"]

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from ingress.client.commands import batch
 from tests.fixtures.batches import FAST, messages_line, openai_line, run_batcher, said
 from tests.fixtures.broker import Proxy
-from tests.fixtures.processes import free_port, headrace
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import headrace
 from tests.fixtures.stack import Stack, memory_stack, until
 from workers.engines.scripted import Gate, ScriptedEngine
 

@@ -13,7 +13,8 @@ import pytest
 from schemas.transport import topology
 from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource, SourceSettings
 from tests.fixtures.broker import Broker, BrokerNode
-from tests.fixtures.processes import free_port, headrace, wait_ready
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import headrace, wait_ready
 from tests.fixtures.stack import run_worker, serve_pod, until
 from workers.engines.scripted import ScriptedEngine
 

@@ -28,7 +28,8 @@ from schemas.transport.rabbit import (
 from schemas.transport.rabbit_dispatcher import RabbitReply
 from tests.contract.transport_suite import a_job
 from tests.fixtures.broker import Broker, BrokerNode
-from tests.fixtures.processes import Process, free_port, headrace, wait_ready
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import Process, headrace, wait_ready
 from tests.fixtures.stack import (
     Pod,
     Stack,

@@ -18,7 +18,8 @@ import pytest
 
 from tests.chaos.transcript import Transcript, read
 from tests.fixtures.broker import Broker
-from tests.fixtures.processes import Process, free_port, headrace, wait_ready
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import Process, headrace, wait_ready
 from tests.fixtures.requests import ALL, path_of, request_body
 from tests.fixtures.stack import until
 

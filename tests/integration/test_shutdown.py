@@ -14,7 +14,8 @@ import httpx
 import orjson
 import pytest
 
-from tests.fixtures.processes import Process, free_port, headrace, wait_ready
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import Process, headrace, wait_ready
 from tests.fixtures.requests import ALL, SAY, path_of, request_body
 from tests.fixtures.stack import MODEL, Stack, TimeLimits, memory_stack, until
 from workers.engines.scripted import ScriptedEngine

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from ingress.client.commands import batch
 from tests.fixtures.batches import answer_of, openai_line, said
 from tests.fixtures.broker import Broker
-from tests.fixtures.processes import Process, free_port, headrace, wait_ready
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import Process, headrace, wait_ready
 
 
 async def invitation(process: Process) -> str:

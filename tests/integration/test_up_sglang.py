@@ -18,7 +18,8 @@ from PIL import Image
 
 from tests import tiny_vision_model as tiny
 from tests.fixtures.engine import SESSION_LOOP
-from tests.fixtures.processes import free_port, headrace, wait_ready
+from tests.fixtures.ports import free_port
+from tests.fixtures.processes import headrace, wait_ready
 from tests.integration.test_up import check_answers, check_ctrl_c_leaves_nothing
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300), SESSION_LOOP]
