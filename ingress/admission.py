@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ingress.accounts.account import Account
 from ingress.backlog import Backlog, Overload, Place
 from ingress.generation import Phase
 from ingress.request_body import body_pieces, check_uncompressed, media_type_of
@@ -113,17 +114,23 @@ def check_length(request: Request, *, max_bytes: int) -> None:
         raise too_large(max_bytes)
 
 
-def check_zdr(request: Request, card: ModelCard) -> None:
-    """Refuse what asks for more secrecy than the model offers.
+def asks_zdr(request: Request) -> bool:
+    """Whether the request requires zero data retention by its header."""
+    return request.headers.get("wafer-zdr", "").strip().lower() == "required"
+
+
+def require_zdr(request: Request, terms: Account, card: ModelCard) -> bool:
+    """Whether nothing of the request may be kept, by its header or by its account.
 
     Raises:
-        ModelZdrNotSupported: Zero data retention is required and the model does not have it.
+        ModelZdrNotSupported: It may not, and the model does not have that.
     """
-    required = request.headers.get("wafer-zdr", "").strip().lower() == "required"
+    required = terms.always_zdr or asks_zdr(request)
     if required and not card.zdr_supported:
         raise ModelZdrNotSupported(
             "This model does not support zero data retention.", param="model"
         )
+    return required
 
 
 async def read_json(request: Request, *, max_bytes: int, idle_s: float, upload_s: float) -> Any:

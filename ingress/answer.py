@@ -54,6 +54,7 @@ class Answer(Response):
 
     Args:
         ignored: Fields of the request that have no effect, to be named in a header.
+        headers: Further headers of the answer.
         on_phase: Called when another phase begins.
         refine: Completes an error by what the process knows, such as when to try again.
         on_end: Called once with the HTTP status and the error, if any, when all is over.
@@ -69,6 +70,7 @@ class Answer(Response):
         request_id: str,
         limits: TimeLimits,
         ignored: Sequence[str] = (),
+        headers: Sequence[tuple[bytes, bytes]] = (),
         on_phase: Callable[[Phase], object],
         refine: Callable[[ErrorInfo], ErrorInfo],
         on_end: Callable[[int, ErrorInfo | None], None],
@@ -80,7 +82,9 @@ class Answer(Response):
         self._stream = stream
         self._request_id = request_id
         self._limits = limits
-        self._ignored_header = [(IGNORED_HEADER, ", ".join(ignored).encode())] if ignored else []
+        self._further_headers = [*headers]
+        if ignored:
+            self._further_headers.append((IGNORED_HEADER, ", ".join(ignored).encode()))
         self._on_phase = on_phase
         self._refine = refine
         self._on_end = on_end
@@ -277,7 +281,7 @@ class Answer(Response):
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
-            *self._ignored_header,
+            *self._further_headers,
         ]
         await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
         await self._send_body(send, body, more=False)
@@ -290,7 +294,7 @@ class Answer(Response):
             {
                 "type": "http.response.start",
                 "status": 200,
-                "headers": [*SSE_HEADERS, *self._ignored_header],
+                "headers": [*SSE_HEADERS, *self._further_headers],
             },
         )
         await self._send_body(send, b"".join(frames), more=more)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -10,7 +13,6 @@ from starlette.types import ASGIApp
 from ingress.auth import Authenticator
 from ingress.catalog import Catalog
 from ingress.errors import install_error_handlers
-from ingress.generate import Services
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
@@ -21,10 +23,14 @@ from ingress.routes.health import health_routes
 from ingress.routes.inference import inference_routes
 from ingress.routes.message_batches import message_batch_routes
 from ingress.routes.models import model_routes
+from ingress.services import Services
 from ingress.settings import IngressSettings
 from ingress.stores.base import BatchStore
 from schemas.blobs.base import BlobStore
 from schemas.transport.base import Dispatcher
+
+if TYPE_CHECKING:
+    from ingress.stores.database import Database
 
 
 def build_services(
@@ -53,6 +59,29 @@ def build_services(
         store=store,
         blobs=blobs,
     )
+
+
+@asynccontextmanager
+async def opened_services(
+    settings: IngressSettings,
+    dispatcher: Dispatcher,
+    *,
+    media: Media | None = None,
+    store: BatchStore | None = None,
+    blobs: BlobStore | None = None,
+    database: Database | None = None,
+) -> AsyncIterator[Services]:
+    """Everything a request needs, and what goes on beside requests while the block runs.
+
+    In `database` are accounts, what they use, and records of usage; it stays the caller's.
+    """
+    services = build_services(settings, dispatcher, media=media, store=store, blobs=blobs)
+    del database
+    try:
+        yield services
+    finally:
+        await services.limiter.close()
+        await services.usage.close()
 
 
 def build_app(services: Services) -> ASGIApp:

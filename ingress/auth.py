@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from ingress.accounts.account import UNLIMITED, Account
 from schemas.errors import InvalidApiKey, MissingApiKey
 
 _INVALID = "The API key is not valid."
@@ -23,11 +24,17 @@ class Principal(msgspec.Struct, frozen=True):
     """Whom a key names.
 
     Attributes:
-        account: Whose files and batches it sees.
+        name: The public id of the key, for logs and records.
+        terms: Of its account.
     """
 
     name: str
-    account: str = "anonymous"
+    terms: Account = UNLIMITED
+
+    @property
+    def account(self) -> str:
+        """Whose files and batches it sees."""
+        return self.terms.account_id
 
 
 ANONYMOUS = Principal("anonymous")
@@ -69,7 +76,7 @@ class Authenticator:
                 found = number
         if not found:
             raise InvalidApiKey(_INVALID)
-        return Principal(f"key-{found}", account=_account(digest))
+        return Principal(f"key-{found}", Account(account_id=_account(digest)))
 
 
 def _account(digest: bytes) -> str:

@@ -15,7 +15,7 @@ import click
 import structlog
 from prometheus_client import start_http_server
 
-from ingress.app import build_services
+from ingress.app import opened_services
 from ingress.batch.batcher import Batcher, drained
 from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.settings import BatcherSettings
@@ -137,10 +137,16 @@ async def _serve(
         if dispatcher is None:
             return
         try:
-            services = build_services(settings, dispatcher, store=store, blobs=blobs)
-            batcher = Batcher(services, batcher_settings, metrics)
-            log.info("batcher.ready")
-            await _run_until_told(batcher, signals, batcher_settings.grace_s)
+            async with opened_services(
+                settings,
+                dispatcher,
+                store=store,
+                blobs=blobs,
+                database=store.database if store else None,
+            ) as services:
+                batcher = Batcher(services, batcher_settings, metrics)
+                log.info("batcher.ready")
+                await _run_until_told(batcher, signals, batcher_settings.grace_s)
         finally:
             await dispatcher.close()
 

@@ -10,7 +10,7 @@ import click
 import structlog
 import uvloop
 
-from ingress.app import build_app, build_services
+from ingress.app import build_app, opened_services
 from ingress.config import Config, ConfigError, load_config
 from ingress.options import database_option, opened_store
 from ingress.server import Server
@@ -202,8 +202,17 @@ async def _serve(
 ) -> None:
     dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress", blobs=blobs)
     try:
-        async with opened_store(database) as store, swept(blobs):
-            services = build_services(settings, dispatcher, store=store, blobs=blobs)
+        async with (
+            opened_store(database) as store,
+            swept(blobs),
+            opened_services(
+                settings,
+                dispatcher,
+                store=store,
+                blobs=blobs,
+                database=store.database if store else None,
+            ) as services,
+        ):
             await Server(build_app(services), services, on_ready=_say_where).serve()
     finally:
         await dispatcher.close()

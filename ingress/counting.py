@@ -21,12 +21,12 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingress.admission import check_length, check_zdr, read_json
+from ingress.admission import check_length, read_json, require_zdr
 from ingress.dialects.base import CountingDialect, JobContext
 from ingress.disconnect import while_connected
 from ingress.estimate import estimate_tokens
-from ingress.generate import Services
 from ingress.generation import outcome_of
+from ingress.services import Services
 from schemas import telemetry
 from schemas.delta import Counted, Failed
 from schemas.errors import (
@@ -66,6 +66,8 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
     request_id: str = request.state.request_id
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
+    terms = principal.terms
+    terms.require_enabled()
     body = await read_json(
         request,
         max_bytes=settings.max_body_bytes,
@@ -74,11 +76,12 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
     )
     wanted = dialect.parse_count(body)
     try:
-        card = services.catalog.lookup(wanted.model)
+        card = services.catalog.lookup(terms.model_named(wanted.model))
     except ModelUnavailable:
         card = _UNKNOWN_MODEL
     else:
-        check_zdr(request, card)
+        terms.require_access(card)
+        require_zdr(request, terms, card)
     now = time.time()
     context = JobContext(
         job_id=secrets.token_hex(16),
@@ -147,7 +150,7 @@ class _Count:
 
     def _record(self, tokens: int | None, raised: ServingError | None) -> None:
         error = raised.info() if raised else None
-        outcome = outcome_of(error)
+        outcome: str = outcome_of(error)
         if outcome == "completed":
             outcome = "estimated" if self.inexact else "exact"
         self._services.metrics.counts.labels(self._dialect, self._job.model, outcome).inc()

@@ -17,7 +17,7 @@ import click
 import structlog
 from rich.console import Console
 
-from ingress.app import build_app, build_services
+from ingress.app import build_app, opened_services
 from ingress.batch.batcher import batching
 from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.settings import BatcherSettings
@@ -27,9 +27,9 @@ from ingress.commands import (
     run,
     warn_if_open,
 )
-from ingress.generate import Services
 from ingress.options import DataDirectory, data_directory, data_option, opened_store
 from ingress.server import Server
+from ingress.services import Services
 from ingress.settings import IngressSettings, data_dir
 from schemas import telemetry
 from schemas.model_card import served_id
@@ -181,9 +181,14 @@ async def working(
         async with (
             opened_store(data.database if data else None) as store,
             _transport(amqp_url, worker, worker_id) as (dispatcher, source),
+            opened_services(
+                settings,
+                dispatcher,
+                store=store,
+                blobs=data.blobs if data else None,
+                database=store.database if store else None,
+            ) as services,
         ):
-            blobs = data.blobs if data else None
-            services = build_services(settings, dispatcher, store=store, blobs=blobs)
             consumer = build_consumer(
                 worker, engine, source, worker_id=worker_id, metrics=WorkerMetrics()
             )

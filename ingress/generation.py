@@ -53,6 +53,7 @@ from schemas.errors import (
 from schemas.job import Continuation, Job
 from schemas.reply import MessagesMissing, ReplyChecker, SequenceChecker
 from schemas.transport.base import Dispatcher, Reply, ReplyLost, ReplySuspended
+from schemas.usage_record import UsageOutcome
 
 log = structlog.get_logger()
 
@@ -162,6 +163,11 @@ class Generation:
     def ttft_s(self) -> float | None:
         """Seconds to the first token, if it came."""
         return None if self.first_token_at is None else self.first_token_at - self._began_at
+
+    @property
+    def queue_s(self) -> float | None:
+        """Seconds until a worker accepted it, if one did."""
+        return None if self.accepted_at is None else self.accepted_at - self._began_at
 
     async def start(self) -> None:
         """Complete the Job and hand it over.
@@ -528,8 +534,8 @@ def _larger(a: Usage, b: Usage) -> Usage:
     )
 
 
-def outcome_of(error: ErrorInfo | None) -> str:
-    """For the log and metrics: `completed`, `cancelled` or `failed`."""
+def outcome_of(error: ErrorInfo | None) -> UsageOutcome:
+    """For logs, metrics and usage: `completed`, `cancelled` or `failed`."""
     if error is None:
         return "completed"
     return "cancelled" if error.code == "client_closed_request" else "failed"

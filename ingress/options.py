@@ -10,15 +10,18 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import structlog
 
-from ingress.stores.base import BatchStore, StoreUnavailable
+from ingress.stores.base import StoreUnavailable
 from schemas.blobs.base import BlobStore, BlobStoreUnavailable
 from schemas.blobs.directory import DirectoryStore
 from schemas.options import option
+
+if TYPE_CHECKING:
+    from ingress.stores.sql import SqlStore
 
 log = structlog.get_logger()
 
@@ -48,7 +51,7 @@ def data_option(default: str) -> Callable[[F], F]:
 
 
 @asynccontextmanager
-async def opened_store(database: str | None) -> AsyncIterator[BatchStore | None]:
+async def opened_store(database: str | None) -> AsyncIterator[SqlStore | None]:
     """The store behind `--database` while the block runs.
 
     A PostgreSQL that cannot be reached now may be there in a moment, and whoever asks meanwhile is

@@ -24,7 +24,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ingress.connection import HttpConnection
-from ingress.generate import Services
+from ingress.services import Services
 from schemas import telemetry
 
 log = structlog.get_logger()

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 import structlog
 
 from ingress.auth import Principal
-from ingress.generate import Services
 from ingress.generation import outcome_of
+from ingress.services import Services
 from schemas import telemetry
 from schemas.errors import (
     ClientClosedRequest,

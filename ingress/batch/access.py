@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request
 
-from ingress.generate import Services
+from ingress.accounts.account import Account
+from ingress.admission import asks_zdr
+from ingress.services import Services
 from ingress.stores.base import BatchStore
 from schemas.blobs.base import BlobStore
 from schemas.errors import BatchZdrNotSupported, EndpointNotSupported
@@ -31,13 +33,13 @@ def stores_of(services: Services) -> Stores:
     return Stores(services.store, services.blobs)
 
 
-def check_batch_zdr(request: Request) -> None:
+def check_batch_zdr(request: Request, terms: Account) -> None:
     """Refuse to store anything for who requires zero data retention.
 
     Raises:
         BatchZdrNotSupported: It is required.
     """
-    if request.headers.get("wafer-zdr", "").strip().lower() == "required":
+    if terms.always_zdr or asks_zdr(request):
         raise BatchZdrNotSupported(
             "Files and batches are stored, so they cannot be had with zero data retention."
         )

@@ -22,7 +22,7 @@ from ingress.batch.runner import BatchRun
 from ingress.batch.settings import BatcherSettings
 from ingress.batch.sweeper import Sweeper
 from ingress.batch.window import Window
-from ingress.generate import Services
+from ingress.services import Services
 from ingress.stores.base import LeaseLost, StoreUnavailable
 from schemas.batch import UNFINISHED
 

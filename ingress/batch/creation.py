@@ -32,8 +32,8 @@ from ingress.batch.openai_request import CreateBatch
 from ingress.batch.upload import no_contents
 from ingress.dialects.messages import Messages
 from ingress.dialects.validation import validate
-from ingress.generate import Services
 from ingress.request_body import body_pieces
+from ingress.services import Services
 from ingress.settings import IngressSettings
 from ingress.stores.base import (
     BatchLimitReached,
@@ -76,7 +76,7 @@ async def create_openai_batch(request: Request, services: Services) -> Batch:
     )
     wanted = validate(CreateBatch, body)
     key = _idempotency_key(request)
-    check_batch_zdr(request)
+    check_batch_zdr(request, principal.terms)
     services.admission.check_open()
     now = time.time()
     same = _same_request(key, _digest_of(body), now)
@@ -127,7 +127,7 @@ async def create_message_batch(request: Request, services: Services) -> Batch:
     principal = services.authenticator.authenticate(request.scope["headers"])
     stores = stores_of(services)
     check_json(request)
-    check_batch_zdr(request)
+    check_batch_zdr(request, principal.terms)
     key = _idempotency_key(request)
     async with transferring(
         services, "upload", request_id=request.state.request_id, principal=principal

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ingress.auth import Principal
 from ingress.batch.upload import no_contents
 from ingress.disconnect import while_connected
-from ingress.generate import Services
+from ingress.services import Services
 from ingress.transfers import Transfer, transferring
 from schemas.blobs.base import BlobMissing, BlobStoreUnavailable
 from schemas.errors import ClientClosedRequest, InternalError, RequestError, ServingError

@@ -27,11 +27,11 @@ from ingress.batch.settings import BatcherSettings
 from ingress.dialects.base import Dialect, DialectRequest, Encoder, JobContext, Stamp
 from ingress.dialects.profile import PROFILES
 from ingress.errors import encodable
-from ingress.generate import Services
 from ingress.generation import Generation
 from ingress.media import has_links
 from ingress.request_id import new_request_id
 from ingress.retries import MAX_STRIKES
+from ingress.services import Services
 from ingress.settings import TimeLimits
 from schemas.batch import Batch, LineResult
 from schemas.delta import Usage

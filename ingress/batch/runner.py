@@ -30,7 +30,7 @@ from ingress.batch.settings import BatcherSettings
 from ingress.batch.validation import validate
 from ingress.batch.window import Window
 from ingress.dialects.registry import DIALECTS
-from ingress.generate import Services
+from ingress.services import Services
 from ingress.stores.base import BatchStore, LeaseLost, StoreUnavailable
 from schemas import telemetry
 from schemas.batch import Batch

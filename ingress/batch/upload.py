@@ -20,9 +20,9 @@ from starlette.requests import Request
 
 from ingress.batch.access import Stores, check_batch_zdr, stores_of
 from ingress.batch.file_object import UploadFields
-from ingress.generate import Services
 from ingress.multipart import MAX_FORM_BYTES, FileForm, too_large
 from ingress.request_body import body_pieces, check_uncompressed, media_type_of
+from ingress.services import Services
 from ingress.settings import IngressSettings
 from ingress.stores.base import StoreUnavailable
 from ingress.transfers import Transfer, transferring
@@ -45,7 +45,7 @@ async def upload(request: Request, services: Services) -> StoredFile:
     _check_length(request, settings)
     principal = services.authenticator.authenticate(request.scope["headers"])
     stores = stores_of(services)
-    check_batch_zdr(request)
+    check_batch_zdr(request, principal.terms)
     if media_type_of(request) != "multipart/form-data" and _RAW_HEADER in request.headers:
         raise UnsupportedParameter(
             "Media files cannot be uploaded here; files for batches come as multipart/form-data.",

@@ -15,6 +15,7 @@ import msgspec
 
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.profile import WAFER, Profile
+from ingress.limits.standing import Standing
 from schemas.delta import Delta, Usage
 from schemas.errors import ErrorInfo
 from schemas.job import Job
@@ -145,6 +146,10 @@ class Dialect(Protocol):
     def error_body(self, error: ErrorInfo, request_id: str) -> bytes: ...
 
     def error_status(self, error: ErrorInfo) -> int: ...
+
+    def limit_headers(self, standings: Sequence[Standing]) -> Sequence[tuple[bytes, bytes]]:
+        """Headers that tell how the caller's account stands with its limits."""
+        ...
 
 
 @runtime_checkable

@@ -7,9 +7,10 @@ Source: Chat Completions, sections 2, 4, 5, 8 and 10 to 12; dialect profiles, #8
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ingress.dialects import envelope
+from ingress.dialects import envelope, limit_headers
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.chat_api import API
@@ -25,6 +26,7 @@ from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.dialects.validation import validate
+from ingress.limits.standing import Standing
 from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Job, Reasoning
 from schemas.message import ToolChoice, ToolSpec
@@ -106,6 +108,9 @@ class Chat:
 
     def error_status(self, error: ErrorInfo) -> int:
         return error.status
+
+    def limit_headers(self, standings: Sequence[Standing]) -> Sequence[tuple[bytes, bytes]]:
+        return limit_headers.openai(standings)
 
 
 # --- What the model cannot do --------------------------------------------------------------------

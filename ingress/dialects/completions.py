@@ -9,9 +9,10 @@ Source: Tokenized completions, sections 1 to 3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final, NoReturn
 
-from ingress.dialects import envelope, response_format
+from ingress.dialects import envelope, limit_headers, response_format
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.completions_api import API
@@ -19,6 +20,7 @@ from ingress.dialects.completions_encoder import CompletionEncoder
 from ingress.dialects.completions_request import CompletionRequest
 from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.validation import validate
+from ingress.limits.standing import Standing
 from schemas import json_schema
 from schemas.errors import (
     ContextLengthExceeded,
@@ -87,6 +89,9 @@ class Completions:
 
     def error_status(self, error: ErrorInfo) -> int:
         return error.status
+
+    def limit_headers(self, standings: Sequence[Standing]) -> Sequence[tuple[bytes, bytes]]:
+        return limit_headers.openai(standings)
 
 
 # --- What the model cannot do --------------------------------------------------------------------

@@ -9,9 +9,10 @@ Source: Messages, sections 2 (request fields), 5 (thinking) and 8 (counting); di
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from ingress.dialects import messages_errors, wire_json
+from ingress.dialects import limit_headers, messages_errors, wire_json
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.effort import Wish, resolve
@@ -30,6 +31,7 @@ from ingress.dialects.sampling_fields import top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
 from ingress.dialects.validation import validate
+from ingress.limits.standing import Standing
 from schemas import json_schema
 from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Job, Reasoning
@@ -110,6 +112,9 @@ class Messages:
 
     def error_status(self, error: ErrorInfo) -> int:
         return messages_errors.error_status(error)
+
+    def limit_headers(self, standings: Sequence[Standing]) -> Sequence[tuple[bytes, bytes]]:
+        return limit_headers.anthropic(standings)
 
 
 def _wish(request: PromptRequest) -> Wish:

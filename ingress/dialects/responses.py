@@ -7,10 +7,10 @@ Source: Responses, sections 1, 2, 4, 6 and 8; dialect profiles, #1, #4, #6, #7 a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from ingress.dialects import envelope, wire_json
+from ingress.dialects import envelope, limit_headers, wire_json
 from ingress.dialects.api import ApiDescription
 from ingress.dialects.base import JobContext, Normalised, Stamp
 from ingress.dialects.effort import RANK, Wish, resolve
@@ -30,6 +30,7 @@ from ingress.dialects.responses_tools import Offer, Tool, offer, searches
 from ingress.dialects.sampling_fields import strings, top_k_within
 from ingress.dialects.sampling_policy import ignored_sampling
 from ingress.dialects.tools import answer_constraint, check_supported
+from ingress.limits.standing import Standing
 from schemas.errors import ErrorInfo, UnsupportedParameter, UnsupportedValue
 from schemas.job import ChatPrompt, Effort, Job, Reasoning
 from schemas.json_schema import enforceable
@@ -109,6 +110,9 @@ class Responses:
 
     def error_status(self, error: ErrorInfo) -> int:
         return error.status
+
+    def limit_headers(self, standings: Sequence[Standing]) -> Sequence[tuple[bytes, bytes]]:
+        return limit_headers.openai(standings)
 
     def count_body(self, input_tokens: int) -> bytes:
         return wire_json.encode({"object": "response.input_tokens", "input_tokens": input_tokens})

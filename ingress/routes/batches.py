@@ -19,9 +19,9 @@ from ingress.batch.access import Stores, stores_of
 from ingress.batch.creation import create_openai_batch
 from ingress.batch.objects import DEFAULT_PAGE, LARGEST_PAGE, batch_list, batch_object
 from ingress.dialects import wire_json
-from ingress.generate import Services
 from ingress.paging import page_limit
 from ingress.routes.by_method import add_path
+from ingress.services import Services
 from schemas.batch import Batch
 from schemas.errors import BatchNotFound, UnsupportedValue
 

@@ -27,8 +27,8 @@ from ingress.batch.file_object import (
 )
 from ingress.batch.upload import drop_blob, upload
 from ingress.dialects import wire_json
-from ingress.generate import Services
 from ingress.routes.by_method import add_path
+from ingress.services import Services
 from ingress.stores.base import FileInUse
 from schemas.batch import StoredFile
 from schemas.errors import FileIsInUse

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from ingress.generate import Services
+from ingress.services import Services
 
 
 def health_routes(services: Services) -> APIRouter:

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from ingress.counting import count_tokens
 from ingress.dialects.base import CountingDialect, Dialect
 from ingress.dialects.registry import DIALECTS
-from ingress.generate import Services, generate
+from ingress.generate import generate
+from ingress.services import Services
 
 
 def inference_routes(services: Services) -> APIRouter:

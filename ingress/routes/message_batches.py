@@ -28,10 +28,10 @@ from ingress.batch.objects import (
 )
 from ingress.dialects import wire_json
 from ingress.dialects.messages import Messages
-from ingress.generate import Services
 from ingress.paging import page_limit
 from ingress.public_url import public_url
 from ingress.routes.by_method import add_path
+from ingress.services import Services
 from schemas.batch import Batch
 from schemas.blobs.base import BlobStoreUnavailable
 from schemas.errors import BatchNotFound, NotFound, UnsupportedValue

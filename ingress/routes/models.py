@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from ingress.dialects import wire_json
 from ingress.errors import speaks_anthropic
-from ingress.generate import Services
 from ingress.model_object import model_object
 from ingress.paging import page_limit
+from ingress.services import Services
 from schemas.errors import MissingApiKey, ModelNotFound, UnsupportedValue
 from schemas.model_card import ModelCard
 

@@ -124,6 +124,11 @@ class SqlStore(SqlFiles):
         """
         return cls(_LookedAtLater(open_database(url)))
 
+    @property
+    def database(self) -> Database:
+        """Where it is, for the other stores in it."""
+        return self._database
+
     async def close(self) -> None:
         await self._database.close()
 

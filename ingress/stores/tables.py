@@ -170,6 +170,98 @@ idempotency: Final = sa.Table(
 )
 """A key is kept as its SHA-256: it may be longer than an index takes."""
 
+accounts: Final = sa.Table(
+    "accounts",
+    metadata,
+    _needed("account_id", AnyText, key=True),
+    _needed("terms", Json),
+    _needed("created_at", sa.Double),
+)
+"""`terms` are an `Account`'s fields."""
+
+api_keys: Final = sa.Table(
+    "api_keys",
+    metadata,
+    _needed("key_id", AnyText, key=True),
+    sa.Column(
+        "account_id",
+        AnyText,
+        sa.ForeignKey("accounts.account_id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
+    _needed("label", AnyText),
+    _needed("digest", sa.LargeBinary),
+    _needed("created_at", sa.Double),
+    _optional("expires_at", sa.Double),
+    _optional("revoked_at", sa.Double),
+    sa.Index("api_keys_digest_idx", "digest", unique=True),
+)
+"""Of a key itself there is only its digest."""
+
+directory_revision: Final = sa.Table(
+    "directory_revision",
+    metadata,
+    _needed("only", sa.Integer, key=True),
+    _needed("revision", sa.BigInteger),
+)
+"""One row, counted up with every change of accounts and keys: so processes see that there was."""
+
+account_states: Final = sa.Table(
+    "account_states",
+    metadata,
+    _needed("account_id", AnyText, key=True),
+    _needed("state", sa.LargeBinary),
+)
+"""What each account uses now, as one value that is read and written whole."""
+
+usage_records: Final = sa.Table(
+    "usage_records",
+    metadata,
+    _needed("record_id", AnyText, key=True),
+    _needed("request_id", AnyText),
+    _needed("account", AnyText),
+    _needed("key", AnyText),
+    _needed("model", AnyText),
+    _needed("dialect", AnyText),
+    _needed("job_class", AnyText),
+    _optional("batch_id", AnyText),
+    _needed("stream", sa.Boolean),
+    _needed("zdr", sa.Boolean),
+    _needed("began_at", sa.Double),
+    _needed("status", sa.Integer),
+    _needed("outcome", AnyText),
+    _optional("code", AnyText),
+    _optional("finish_reason", AnyText),
+    _optional("ttft_ms", sa.Double),
+    _optional("queue_ms", sa.Double),
+    _needed("duration_ms", sa.Double),
+    *_usage(),
+    _needed("microcents", sa.BigInteger),
+    _needed("attempts", sa.Integer),
+    _optional("worker", AnyText),
+    sa.Index("usage_records_account_idx", "account", "began_at"),
+    sa.Index("usage_records_began_at_idx", "began_at"),
+)
+
+idempotent_requests: Final = sa.Table(
+    "idempotent_requests",
+    metadata,
+    _needed("account", AnyText, key=True),
+    _needed("key_digest", sa.LargeBinary, key=True),
+    _needed("request_digest", sa.LargeBinary),
+    _needed("owner", AnyText),
+    _needed("state", AnyText),
+    _needed("created_at", sa.Double),
+    _needed("expires_at", sa.Double),
+    _optional("answer_blob", AnyText),
+    _optional("status", sa.Integer),
+    _optional("media_type", AnyText),
+    sa.Index("idempotent_requests_expires_at_idx", "expires_at"),
+)
+"""Inference requests with an idempotency key: `state` is `running` or `ended`; `owner` is the
+process that runs it, and `expires_at` when another may take it for lost, or it is forgotten."""
+
 for _name, _columns, _where in (
     ("batches_unfinished", ("created_at", "batch_id"), UNFINISHED_SQL),
     ("batches_unfinished_input", ("input_file_id",), UNFINISHED_SQL),

@@ -19,6 +19,7 @@ PACKAGES = ("schemas", "ingress", "workers")
 # Pure: given the same values, always the same result, wherever it runs.
 PURE = (
     "schemas/",
+    "ingress/accounts/account.py",
     "ingress/dialects/",
     "ingress/batch/input_check.py",
     "ingress/batch/lifecycle.py",
@@ -26,7 +27,10 @@ PURE = (
     "ingress/batch/message_requests.py",
     "ingress/batch/requests_array.py",
     "ingress/batch/result_lines.py",
+    "ingress/limits/standing.py",
+    "ingress/limits/state.py",
     "ingress/strict_json.py",
+    "ingress/usage/prices.py",
     "workers/parsing/",
 )
 IMPURE = ("schemas/blobs/", "schemas/options.py", "schemas/telemetry.py", "schemas/transport/")

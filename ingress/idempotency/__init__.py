@@ -1,0 +1,1 @@
+"""Requests that a client sends again under the same `Idempotency-Key`."""

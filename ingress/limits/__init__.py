@@ -1,0 +1,1 @@
+"""How much accounts may use, over all processes of a deployment."""

@@ -1,0 +1,139 @@
+"""What is written down of one request when it is over: the canonical line, metrics and usage."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import structlog
+
+from ingress.admission import Slot
+from ingress.answer import Answer
+from ingress.auth import Principal
+from ingress.dialects.base import Dialect
+from ingress.generation import Generation, outcome_of
+from ingress.limits.limiter import Reservation
+from ingress.services import Services
+from ingress.usage.prices import cost_microcents
+from schemas import telemetry
+from schemas.errors import ErrorInfo, ErrorKind, ModelOverloaded
+from schemas.model_card import ModelCard
+from schemas.usage_record import UsageRecord
+
+log = structlog.get_logger()
+
+
+class RequestRecord:
+    """Writes all of it, and gives back what the request holds: its slot and its reservation."""
+
+    def __init__(
+        self,
+        services: Services,
+        dialect: Dialect,
+        principal: Principal,
+        card: ModelCard,
+        generation: Generation,
+        slot: Slot,
+        reservation: Reservation,
+        *,
+        stream: bool,
+        zdr: bool,
+        client_retry: int | None,
+    ) -> None:
+        self._services = services
+        self._dialect = dialect
+        self._principal = principal
+        self._card = card
+        self._generation = generation
+        self._slot = slot
+        self._reservation = reservation
+        self._stream = stream
+        self._zdr = zdr
+        self._client_retry = client_retry
+        self._began = time.monotonic()
+        self._began_at = time.time()
+        self.answer: Answer | None = None
+
+    def refine(self, error: ErrorInfo) -> ErrorInfo:
+        """An error that says when to try again, as far as that can be measured."""
+        if error.code != ModelOverloaded.code:
+            return error
+        wait_s = self._services.admission.backlog(self._generation.job.model).retry_after_s()
+        return msgspec.structs.replace(error, retry_after_s=wait_s or error.retry_after_s)
+
+    def end(self, status: int, error: ErrorInfo | None) -> None:
+        """All is over; called once."""
+        services, generation, job = self._services, self._generation, self._generation.job
+        self._slot.release()
+        microcents = cost_microcents(generation.usage, self._card.pricing)
+        self._reservation.settle(generation.usage, microcents)
+        if self.answer is not None:
+            services.answers.discard(self.answer)
+        duration_s = time.monotonic() - self._began
+        ttft_s = generation.ttft_s
+        usage = generation.usage
+        outcome = outcome_of(error)
+        metrics = services.metrics
+        metrics.in_flight.set(services.admission.in_flight)
+        if error is not None and error.kind is ErrorKind.OVERLOADED and status != 200:
+            metrics.refusals.labels(job.model, error.code).inc()
+        metrics.requests.labels(self._dialect.name, job.model, outcome, str(status)).inc()
+        metrics.duration.labels(self._dialect.name, job.model).observe(duration_s)
+        if ttft_s is not None:
+            metrics.ttft.labels(self._dialect.name, job.model).observe(ttft_s)
+        for loss in generation.retries.losses:
+            metrics.lost_attempts.labels(job.model, loss).inc()
+        metrics.input_tokens.labels(job.model).inc(usage.input_tokens)
+        metrics.output_tokens.labels(job.model).inc(usage.output_tokens)
+        log.info(
+            telemetry.REQUEST_COMPLETED,
+            request_id=job.request_id,
+            job_id=job.job_id,
+            dialect=self._dialect.name,
+            model=job.model,
+            principal=self._principal.name,
+            stream=self._stream,
+            status=status,
+            outcome=outcome,
+            code=error.code if error is not None else None,
+            finish_reason=generation.finish_reason,
+            ttft_ms=_ms(ttft_s),
+            duration_ms=round(duration_s * 1000, 1),
+            input_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            attempt=generation.attempt,
+            lost_attempts=len(generation.retries.losses),
+            worker=generation.worker,
+            client_retry=self._client_retry,
+            microcents=microcents,
+        )
+        services.usage.record(
+            UsageRecord(
+                record_id=job.job_id,
+                request_id=job.request_id,
+                account=self._principal.account,
+                key=self._principal.name,
+                model=job.model,
+                dialect=self._dialect.name,
+                stream=self._stream,
+                zdr=self._zdr,
+                began_at=self._began_at,
+                status=status,
+                outcome=outcome,
+                code=error.code if error is not None else None,
+                finish_reason=generation.finish_reason,
+                ttft_ms=_ms(ttft_s),
+                queue_ms=_ms(generation.queue_s),
+                duration_ms=round(duration_s * 1000, 1),
+                usage=usage,
+                microcents=microcents,
+                attempts=generation.attempt,
+                worker=generation.worker,
+            )
+        )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)

@@ -1,0 +1,101 @@
+"""What a request needs of the process it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from ingress.admission import Admission
+from ingress.auth import Authenticator, Principal
+from ingress.backlog import Backlog
+from ingress.catalog import Catalog
+from ingress.dialects.profile import PROFILES, Profile
+from ingress.limits.limiter import Limiter, NoLimits
+from ingress.media import Media
+from ingress.metrics import IngressMetrics
+from ingress.settings import IngressSettings
+from ingress.stores.base import BatchStore
+from ingress.usage.recorder import NoRecorder, Recorder
+from schemas.blobs.base import BlobStore
+from schemas.model_card import ModelCard
+from schemas.transport.base import Dispatcher
+
+
+class UnderWay(Protocol):
+    """What a process that ends must wait for or give up."""
+
+    def refuse(self) -> None:
+        """The process takes no more work: give it up if it has not begun."""
+
+    def shut_down(self) -> None:
+        """The process ends: give it up."""
+
+
+class Services:
+    """What a request needs of the process it runs in.
+
+    Attributes:
+        store: Records of files and batches; None where there are none.
+        blobs: Their contents; None where there are no files, batches and large Jobs.
+        limiter: What accounts may use.
+        usage: Where records of requests go.
+        answers: The answers and transfers under way, for shutting down.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: IngressSettings,
+        dispatcher: Dispatcher,
+        catalog: Catalog,
+        authenticator: Authenticator,
+        metrics: IngressMetrics,
+        media: Media,
+        store: BatchStore | None = None,
+        blobs: BlobStore | None = None,
+        limiter: Limiter | None = None,
+        usage: Recorder | None = None,
+    ) -> None:
+        self.store = store
+        self.blobs = blobs
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.catalog = catalog
+        self.authenticator = authenticator
+        self.metrics = metrics
+        self.media = media
+        self.limiter = limiter or NoLimits()
+        self.usage = usage or NoRecorder()
+        self.admission = Admission(
+            max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
+        )
+        self.answers: set[UnderWay] = set()
+
+    def profile_of(self, principal: Principal) -> Profile:
+        """The dialect profile of a principal's requests: its account's, else the deployment's."""
+        return PROFILES[principal.terms.profile or self.settings.profile]
+
+    def _open_backlog(self, model: str) -> Backlog:
+        settings = self.settings
+        return Backlog(
+            max_requests=settings.max_queued,
+            max_tokens=settings.max_queued_tokens,
+            max_wait_s=settings.limits.queue_wait_s,
+            clock=asyncio.get_running_loop().time,
+            on_accepted=self.metrics.queue_wait.labels(model).observe,
+        )
+
+    def queue_deadline(self, card: ModelCard, now: float) -> float:
+        """Until when a Job may wait, in Unix seconds by the clocks of those who are to judge it."""
+        return now + self.settings.limits.queue_wait_s + self.catalog.clock_ahead_s(card)
+
+    def begin_shutdown(self) -> None:
+        """Take no more requests, and send those away that no worker has begun; the rest goes on."""
+        self.admission.shutting_down = True
+        for answer in tuple(self.answers):
+            answer.refuse()
+
+    def end_answers(self) -> None:
+        """Give up the answers that are still under way."""
+        for answer in tuple(self.answers):
+            answer.shut_down()

@@ -1,0 +1,1 @@
+"""What was used: one record per request, and sums of them."""
