@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import structlog
@@ -84,6 +84,18 @@ _Silence: TypeAlias = Literal["silent", "stalled", "redelivered", "unclaimed"]
 _Limit: TypeAlias = Literal["total", "queue_wait", "retrying", "first_token"] | _Silence
 
 
+class Move(NamedTuple):
+    """How long it took until another worker went on with a Job, in seconds.
+
+    Attributes:
+        waited_s: From when the loss was noticed to the acceptance.
+        read_s: From then to the first new token: the prompt, and what was written, are read again.
+    """
+
+    waited_s: float
+    read_s: float
+
+
 class Generation:
     """One Job and its reply.
 
@@ -98,6 +110,7 @@ class Generation:
         attempt: The latest attempt.
         worker: Who runs it, or ran the one before.
         retries: What attempts have been lost.
+        moves: How each of them that was followed by another one went on.
         finish_reason: Of the first choice that finished; for the log.
         first_token_at: Loop time of the first `Started`.
     """
@@ -117,6 +130,7 @@ class Generation:
         self.on_limit: Callable[[], object] = lambda: None
         self.attempt = job.attempt
         self.retries = Retries(limits.retry_s)
+        self.moves: list[Move] = []
         self.finish_reason: str | None = None
         self.first_token_at: float | None = None
         self.accepted_at: float | None = None
@@ -149,6 +163,8 @@ class Generation:
         self._input_tokens = 0
         self._cached_tokens = 0
         self._figures_of = 0  # the attempt that told them
+        self._lost_at: float | None = None  # the last attempt, if this one has not begun to answer
+        self._accepted_last_at = self._began_at
         self._usage: Usage | None = None  # the worker's own figures, at the end
 
     @property
@@ -325,6 +341,7 @@ class Generation:
     def _accepted(self, delta: Accepted, deltas: list[Delta]) -> None:
         self.worker = delta.worker
         self._alone = delta.alone
+        self._accepted_last_at = self._loop.time()
         if self._is_batch:
             self.retries.excuse(self._loop.time() - self._sent_at)
         if not self._figures_of:
@@ -335,6 +352,10 @@ class Generation:
         self._enter("prefill")
 
     def _started(self, delta: Started, deltas: list[Delta]) -> None:
+        if self._lost_at is not None:
+            at = self._accepted_last_at
+            self.moves.append(Move(at - self._lost_at, self._loop.time() - at))
+            self._lost_at = None
         if self.first_token_at is None:
             self.first_token_at = self._loop.time()
             self._figures_of = self.attempt
@@ -353,6 +374,8 @@ class Generation:
         assert self._reply is not None
         self._loss = None
         now = self._loop.time()
+        if self._lost_at is None:
+            self._lost_at = now
         accepted = self.phase != "queued"
         tokens = self._arrived.tokens
         progressed = tokens > self._tokens_before

@@ -61,6 +61,20 @@ class IngressMetrics:
             ["model", "reason"],
             registry=self.registry,
         )
+        self.move_wait = Histogram(
+            "headrace_move_wait_seconds",
+            "From noticing that an attempt is lost until another worker accepted the next one",
+            ["model"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.move_read = Histogram(
+            "headrace_move_read_seconds",
+            "From that acceptance to the next token: prompt and answer so far are read again",
+            ["model"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
         self.ttft = Histogram(
             "headrace_time_to_first_token_seconds",
             "From arrival to the first token",

@@ -83,6 +83,9 @@ class RequestRecord:
             metrics.ttft.labels(self._dialect.name, job.model).observe(ttft_s)
         for loss in generation.retries.losses:
             metrics.lost_attempts.labels(job.model, loss).inc()
+        for move in generation.moves:
+            metrics.move_wait.labels(job.model).observe(move.waited_s)
+            metrics.move_read.labels(job.model).observe(move.read_s)
         metrics.input_tokens.labels(job.model).inc(usage.input_tokens)
         metrics.output_tokens.labels(job.model).inc(usage.output_tokens)
         log.info(
@@ -105,6 +108,7 @@ class RequestRecord:
             reasoning_tokens=usage.reasoning_tokens,
             attempt=generation.attempt,
             lost_attempts=len(generation.retries.losses),
+            moves=[[_ms(move.waited_s), _ms(move.read_s)] for move in generation.moves] or None,
             worker=generation.worker,
             client_retry=self._client_retry,
             microcents=microcents,

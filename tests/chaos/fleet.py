@@ -60,11 +60,16 @@ class Blow:
 
 @dataclass(slots=True)
 class Request:
-    """What an ingress wrote about a request that ended."""
+    """What an ingress wrote about a request that ended.
+
+    Attributes:
+        reread_s: How long the longest reading of its prompt by a further worker took.
+    """
 
     attempt: int
     outcome: str
     code: str | None
+    reread_s: float
 
 
 @dataclass(slots=True)
@@ -94,7 +99,10 @@ class Journal:
             unit.ready_at = now
         elif name == "request.completed":
             self.requests[event["request_id"]] = Request(
-                event["attempt"], event["outcome"], event["code"]
+                event["attempt"],
+                event["outcome"],
+                event["code"],
+                max((read_ms for _, read_ms in event["moves"] or ()), default=0.0) / 1000,
             )
         elif name in ("supervisor.restarting", "supervisor.gave_up"):
             self.restarts += 1
