@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from ingress.auth import Authenticator
+from ingress.accounts.directory import AccountDirectory, configured
+from ingress.accounts.store import AccountStore
 from ingress.catalog import Catalog
 from ingress.errors import install_error_handlers
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
+from ingress.routes.admin import admin_routes
 from ingress.routes.batches import batch_routes
 from ingress.routes.documentation import documentation_routes
 from ingress.routes.files import file_routes
@@ -40,10 +42,12 @@ def build_services(
     media: Media | None = None,
     store: BatchStore | None = None,
     blobs: BlobStore | None = None,
+    accounts: AccountStore | None = None,
 ) -> Services:
     """Everything a request needs; `media` is made from the settings unless it is given.
 
-    Without `store` and `blobs` there are no files and batches.
+    Without `store` and `blobs` there are no files and batches, and without `accounts` only the
+    configuration's.
     """
     return Services(
         settings=settings,
@@ -53,7 +57,8 @@ def build_services(
             configured=settings.config.models,
             known_ids=[settings.model] if settings.model else [],
         ),
-        authenticator=Authenticator(settings.all_keys),
+        directory=AccountDirectory(configured(settings.config, settings.api_keys), accounts),
+        accounts=accounts,
         metrics=IngressMetrics(),
         media=media or Media(settings.media),
         store=store,
@@ -75,13 +80,29 @@ async def opened_services(
 
     In `database` are accounts, what they use, and records of usage; it stays the caller's.
     """
-    services = build_services(settings, dispatcher, media=media, store=store, blobs=blobs)
-    del database
+    services = build_services(
+        settings,
+        dispatcher,
+        media=media,
+        store=store,
+        blobs=blobs,
+        accounts=account_store(database),
+    )
     try:
-        yield services
+        async with services.directory.following():
+            yield services
     finally:
         await services.limiter.close()
         await services.usage.close()
+
+
+def account_store(database: Database | None) -> AccountStore | None:
+    """The accounts of a database."""
+    if database is None:
+        return None
+    from ingress.stores.sql_accounts import SqlAccounts
+
+    return SqlAccounts(database)
 
 
 def build_app(services: Services) -> ASGIApp:
@@ -94,6 +115,7 @@ def build_app(services: Services) -> ASGIApp:
     app.include_router(file_routes(services))
     app.include_router(batch_routes(services))
     app.include_router(message_batch_routes(services))
+    app.include_router(admin_routes(services))
     app.include_router(health_routes(services))
     app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.

@@ -1,90 +1,94 @@
 """API key to Principal.
 
-Keys are compared as digests of their bytes, in constant time; neither a key nor its digest is ever
-logged or shown. One rule on every endpoint: a key may come as `Authorization: Bearer` or as
-`x-api-key`; a request that carries two different ones is refused, so that nobody is served, or
-billed, by chance.
+Keys are looked up by the digest of their bytes, so that how long that takes says nothing of them;
+neither a key nor its digest is ever logged or shown, and every key that does not fit gets the same
+answer. One rule on every endpoint: a key may come as `Authorization: Bearer` or as `x-api-key`; a
+request that carries two different ones is refused, so that nobody is served, or billed, by chance.
+
+Source: error catalogue, "Authentication, access, account".
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Final
 
-import msgspec
-
-from ingress.accounts.account import UNLIMITED, Account
+from ingress.accounts.directory import AccountDirectory
+from ingress.accounts.keys import digest_of
+from ingress.accounts.principal import ANONYMOUS, Principal
+from ingress.stores.base import StoreUnavailable
 from schemas.errors import InvalidApiKey, MissingApiKey
 
-_INVALID = "The API key is not valid."
+__all__ = ["ANONYMOUS", "AdminKey", "Authenticator", "Principal"]
 
+Headers = Sequence[tuple[bytes, bytes]]
 
-class Principal(msgspec.Struct, frozen=True):
-    """Whom a key names.
-
-    Attributes:
-        name: The public id of the key, for logs and records.
-        terms: Of its account.
-    """
-
-    name: str
-    terms: Account = UNLIMITED
-
-    @property
-    def account(self) -> str:
-        """Whose files and batches it sees."""
-        return self.terms.account_id
-
-
-ANONYMOUS = Principal("anonymous")
+_INVALID: Final = "The API key is not valid."
+_MISSING: Final = "No API key was sent. Send `Authorization: Bearer <key>` or `x-api-key: <key>`."
 
 
 class Authenticator:
-    """Knows the accepted keys; with none, everybody is `ANONYMOUS`."""
+    """Knows the accepted keys; where there are neither keys nor accounts, all are `ANONYMOUS`."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+    def __init__(self, directory: AccountDirectory) -> None:
+        self._directory = directory
 
     @property
     def required(self) -> bool:
-        return bool(self._digests)
+        return self._directory.required
 
-    def authenticate(self, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
-        """The principal of a request.
+    def authenticate(self, headers: Headers) -> Principal:
+        """The principal of a request, whose account is enabled.
 
         Args:
             headers: Raw pairs of lower-case name and value.
 
         Raises:
             MissingApiKey: No credentials.
-            InvalidApiKey: Unknown, malformed, or two different ones.
+            InvalidApiKey: Unknown, malformed, revoked, expired, or two different ones.
+            AccountDisabled: The account is suspended.
+            StoreUnavailable: It may be one of those that nobody could read yet.
         """
-        if not self._digests:
+        directory = self._directory
+        if not directory.required:
             return ANONYMOUS
-        presented = _presented(headers)
-        if not presented:
-            raise MissingApiKey(
-                "No API key was sent. Send `Authorization: Bearer <key>` or `x-api-key: <key>`."
-            )
-        if len(presented) > 1:
+        principal = directory.find(digest_of(presented(headers)))
+        if principal is None:
+            if not directory.complete:
+                raise StoreUnavailable(
+                    "API keys cannot be checked now; try again.",
+                    diagnostic="the accounts have not been read since this process started",
+                )
             raise InvalidApiKey(_INVALID)
-        digest = hashlib.sha256(presented.pop()).digest()
-        found = 0
-        for number, known in enumerate(self._digests, start=1):
-            if hmac.compare_digest(digest, known):
-                found = number
-        if not found:
+        principal.terms.require_enabled()
+        return principal
+
+
+class AdminKey:
+    """The one key of those who change accounts. No client's key is one, nor the other way round."""
+
+    def __init__(self, key: str) -> None:
+        self._digest = digest_of(key.encode())
+
+    def require(self, headers: Headers) -> None:
+        """Check that a request carries it.
+
+        Raises:
+            MissingApiKey: It carries none.
+            InvalidApiKey: It carries something else.
+        """
+        if not hmac.compare_digest(digest_of(presented(headers)), self._digest):
             raise InvalidApiKey(_INVALID)
-        return Principal(f"key-{found}", Account(account_id=_account(digest)))
 
 
-def _account(digest: bytes) -> str:
-    """The account of a key that stands for itself: the same wherever it is in the list of keys."""
-    return hashlib.sha256(b"headrace account\0" + digest).hexdigest()[:24]
+def presented(headers: Headers) -> bytes:
+    """The one key that a request carries.
 
-
-def _presented(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:
+    Raises:
+        MissingApiKey: None.
+        InvalidApiKey: An empty one, two different ones, or credentials of another kind.
+    """
     keys: set[bytes] = set()
     for name, value in headers:
         if name == b"x-api-key":
@@ -95,4 +99,9 @@ def _presented(headers: Sequence[tuple[bytes, bytes]]) -> set[bytes]:
                 # A credential that we do not know must not pass unnoticed beside one that we do.
                 raise InvalidApiKey(_INVALID)
             keys.add(token.strip())
-    return keys
+    if not keys:
+        raise MissingApiKey(_MISSING)
+    key = keys.pop()
+    if keys or not key:
+        raise InvalidApiKey(_INVALID)
+    return key

@@ -10,6 +10,8 @@ import click
 import structlog
 import uvloop
 
+from ingress.accounts.directory import AccountDirectory, configured
+from ingress.accounts.keys import digest_of
 from ingress.app import build_app, opened_services
 from ingress.config import Config, ConfigError, load_config
 from ingress.options import database_option, opened_store
@@ -25,6 +27,7 @@ from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 log = structlog.get_logger()
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LEAST_ADMIN_KEY = 16
 
 
 def _web_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -34,6 +37,21 @@ def _web_url(_: click.Context, __: click.Parameter, value: str | None) -> str | 
     if not value.startswith(("http://", "https://")) or any(mark in value for mark in " ?#@"):
         raise click.BadParameter("it must be like https://llm.example.com")
     return value.rstrip("/")
+
+
+def _keys(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """What a header can carry; the message shows nothing of it."""
+    if any(not value or len(value.split()) != 1 or value != value.strip() for value in values):
+        raise click.BadParameter("a key is neither empty nor has white space in it")
+    return values
+
+
+def _admin_key(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and (len(value) < _LEAST_ADMIN_KEY or len(value.split()) != 1):
+        raise click.BadParameter(
+            f"it has at least {_LEAST_ADMIN_KEY} characters, and no white space"
+        )
+    return value
 
 
 ingress_options = stacked(
@@ -50,7 +68,16 @@ ingress_options = stacked(
         "api_keys",
         env="API_KEY",
         multiple=True,
-        help="Accepted key; may be repeated. Without any, no authentication.",
+        callback=_keys,
+        help="Accepted key; may be repeated. Each is an account of its own, without limits. "
+        "Without any, and without accounts, no authentication.",
+    ),
+    option(
+        "--admin-key",
+        env="ADMIN_KEY",
+        callback=_admin_key,
+        help="Key for /admin/v1, where accounts and their keys are changed. Give it by its "
+        "variable. Default: none, and nothing is there.",
     ),
     option(
         "--profile",
@@ -63,7 +90,7 @@ ingress_options = stacked(
         "--config",
         env="CONFIG",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="headrace.yaml: models, keys, profile.",
+        help="headrace.yaml: models, accounts, keys, profile.",
     ),
     option(
         "--public-url",
@@ -126,10 +153,14 @@ def read_config(path: Path | None) -> Config:
         raise click.UsageError(str(error)) from None
 
 
-def ingress_settings(values: dict[str, Any]) -> IngressSettings:
+def ingress_settings(values: dict[str, Any], *, database: bool = False) -> IngressSettings:
     """Settings from parsed options and the configuration file; checked, before anything starts.
 
     What it does not know stays in `values`.
+
+    Args:
+        values: By option.
+        database: Whether there is one, in which there may be accounts.
 
     Raises:
         click.UsageError: The file cannot be used, or everybody could use the service.
@@ -138,7 +169,7 @@ def ingress_settings(values: dict[str, Any]) -> IngressSettings:
     config = read_config(values.pop("config"))
     profile = values.pop("profile") or config.profile or "wafer"
     names = (
-        *("host", "port", "api_keys", "grace_s"),
+        *("host", "port", "api_keys", "admin_key", "grace_s"),
         *("max_concurrent", "max_queued", "max_queued_tokens", "public_url"),
     )
     settings = IngressSettings(
@@ -147,16 +178,30 @@ def ingress_settings(values: dict[str, Any]) -> IngressSettings:
         profile=profile,
         **{name: values.pop(name) for name in names},
     )
-    if not settings.all_keys and settings.host not in _LOOPBACK:
-        raise click.UsageError(
-            f"--host {settings.host} can be reached from outside; give at least one --api-key."
-        )
+    directory = AccountDirectory(configured(config, settings.api_keys))
+    if settings.admin_key is not None and directory.find(digest_of(settings.admin_key.encode())):
+        raise click.UsageError("The admin key must not be a client's key too.")
+    if not database:
+        require_closed(settings, directory)
     return settings
 
 
-def warn_if_open(settings: IngressSettings) -> None:
+def require_closed(settings: IngressSettings, directory: AccountDirectory) -> None:
+    """Check that nobody from outside may use the service without a key.
+
+    Raises:
+        click.UsageError: Everybody could.
+    """
+    if not directory.required and settings.host not in _LOOPBACK:
+        raise click.UsageError(
+            f"--host {settings.host} can be reached from outside; give at least one --api-key, or "
+            "make an account: headrace accounts create --help."
+        )
+
+
+def warn_if_open(settings: IngressSettings, directory: AccountDirectory) -> None:
     """Say that there is no authentication, if so."""
-    if not settings.all_keys:
+    if not directory.required:
         log.warning(
             "auth.disabled", host=settings.host, hint="anyone on this machine may use the service"
         )
@@ -189,11 +234,10 @@ def ingress(
     """Serve HTTP; any number of these share the work."""
     del engine, upstream_url
     telemetry.configure_logging(log_level)
-    settings = ingress_settings(values)
+    settings = ingress_settings(values, database=database is not None)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
     if database is not None and blobs is None:
         raise click.UsageError("--database needs --blobs: that is where the files themselves lie.")
-    warn_if_open(settings)
     run(_serve(settings, amqp_url, blobs, database))
 
 
@@ -213,6 +257,8 @@ async def _serve(
                 database=store.database if store else None,
             ) as services,
         ):
+            require_closed(settings, services.directory)
+            warn_if_open(settings, services.directory)
             await Server(build_app(services), services, on_ready=_say_where).serve()
     finally:
         await dispatcher.close()

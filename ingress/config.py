@@ -1,17 +1,28 @@
-"""The configuration file (`headrace.yaml`): models, keys and the dialect profile.
+"""The configuration file (`headrace.yaml`): models, accounts, keys and the dialect profile.
 
 Validated at start. An error names the file, the line and the field, and quotes no value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
+from ingress.accounts.keys import digest_of
+from ingress.accounts.terms import AccountId, AccountTerms, Misplaced
 from ingress.dialects.profile import ProfileName
 from schemas.job import Effort
 from schemas.model_card import Capabilities, ModelCard, Pricing, ReasoningSupport
@@ -122,11 +133,55 @@ class ModelConfig(_Section):
         return msgspec.structs.replace(told, capabilities=capabilities, **written)
 
 
+KeyText = Annotated[str, StringConstraints(pattern=r"^[^\s\x00-\x1f\x7f]+$")]
+"""What a header can carry whole: it ends where there is white space."""
+
+
+class KeyConfig(_Section):
+    """One key of an account: itself, or what is to be known of it.
+
+    Attributes:
+        sha256: Of the key, in hexadecimal digits.
+        label: Names it in logs and records, beside the account; its place in the list if empty.
+    """
+
+    key: KeyText | None = Field(default=None, repr=False)
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-fA-F]{64}$")] | None = Field(
+        default=None, repr=False
+    )
+    label: Annotated[str, StringConstraints(pattern=r"^[\w .@-]{0,64}$")] = ""
+    expires_at: AwareDatetime | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """What the key is known by."""
+        return bytes.fromhex(self.sha256) if self.sha256 else digest_of((self.key or "").encode())
+
+    @model_validator(mode="after")
+    def _is_one_key(self) -> KeyConfig:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError("give either key or sha256")
+        return self
+
+
+class AccountConfig(AccountTerms):
+    """One account; fields as in `ingress.accounts.account.Account`, and its keys."""
+
+    id: AccountId
+    keys: Annotated[tuple[KeyConfig, ...], Field(strict=False)] = ()
+
+    def named_keys(self) -> Iterator[tuple[str, KeyConfig]]:
+        """Every key with the public id that it goes by."""
+        for number, key in enumerate(self.keys, start=1):
+            yield f"{self.id}:{key.label or number}", key
+
+
 class Config(_Section):
     """The whole file."""
 
     models: tuple[ModelConfig, ...] = ()
-    api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    accounts: tuple[AccountConfig, ...] = ()
+    api_keys: tuple[KeyText, ...] = Field(default=(), repr=False)
     profile: ProfileName | None = None
 
     @model_validator(mode="after")
@@ -137,6 +192,25 @@ class Config(_Section):
                 if name.casefold() in seen:
                     raise ValueError(f"the model name {name!r} is used twice")
                 seen.add(name.casefold())
+        return self
+
+    @model_validator(mode="after")
+    def _accounts_are_told_apart(self) -> Config:
+        ids: set[str] = set()
+        names: set[str] = set()
+        digests = {digest_of(key.encode()) for key in self.api_keys}
+        for at, account in enumerate(self.accounts):
+            if account.id in ids:
+                raise Misplaced(("accounts", at, "id"), f"the id {account.id!r} is used twice")
+            ids.add(account.id)
+            for number, (name, key) in enumerate(account.named_keys()):
+                where = ("accounts", at, "keys", number)
+                if name in names:
+                    raise Misplaced(where, "the account has two keys of this label")
+                if key.digest in digests:
+                    raise Misplaced(where, "the same key is in this file twice")
+                names.add(name)
+                digests.add(key.digest)
         return self
 
 
@@ -157,14 +231,38 @@ def load_config(path: Path) -> Config:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: {error.problem}") from error
+    twice = [f"{path}:{line}: {name}: written twice" for name, line in _written_twice(root)]
+    if twice:
+        raise ConfigError("\n".join(twice))
     try:
         return Config.model_validate({} if data is None else data)
     except ValidationError as error:
-        lines = [
-            f"{path}:{_line(root, item['loc'])}: {_dotted(item['loc'])}: {item['msg']}"
-            for item in error.errors(include_input=False, include_url=False)
-        ]
-        raise ConfigError("\n".join(lines)) from error
+        lines = []
+        for item in error.errors(include_input=False, include_url=False):
+            cause = item.get("ctx", {}).get("error")
+            location = item["loc"] + (cause.location if isinstance(cause, Misplaced) else ())
+            lines.append(f"{path}:{_line(root, location)}: {_dotted(location)}: {item['msg']}")
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _written_twice(root: yaml.Node | None) -> Iterator[tuple[str, int]]:
+    """Fields that one mapping has twice, with their lines: YAML would quietly take the last."""
+    waiting = [root]
+    looked_at: set[int] = set()  # an anchor may be in many places, also within itself
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in looked_at:
+            continue
+        looked_at.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for name, value in node.value:
+                if name.value in seen:
+                    yield name.value, name.start_mark.line + 1
+                seen.add(name.value)
+                waiting.append(value)
 
 
 def _line(node: yaml.Node | None, location: tuple[Any, ...]) -> int:

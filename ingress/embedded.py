@@ -17,13 +17,15 @@ import click
 import structlog
 from rich.console import Console
 
-from ingress.app import build_app, opened_services
+from ingress.accounts.directory import AccountDirectory, configured
+from ingress.app import account_store, build_app, opened_services
 from ingress.batch.batcher import batching
 from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.settings import BatcherSettings
 from ingress.commands import (
     ingress_options,
     ingress_settings,
+    require_closed,
     run,
     warn_if_open,
 )
@@ -90,7 +92,7 @@ def up(
     Without --model a small real model is prepared once and answers on the CPU.
     """
     telemetry.configure_logging(log_level)
-    settings = ingress_settings(values)
+    settings = ingress_settings(values, database=keeps_batches)
     if values["engine"] == "upstream" and not (values["upstream_url"] and model):
         raise click.UsageError("--engine upstream needs --upstream-url and --model")
     if supervised:
@@ -98,7 +100,6 @@ def up(
         grace_s = settings.grace_s + 15
         sys.exit(supervise(command, name="headrace", ready_option=READY_OPTION, grace_s=grace_s))
     console = Console(stderr=True)
-    warn_if_open(settings)
     if model is None:
         model = "scripted" if values["engine"] == "scripted" else trial_model(console)
         public_id = public_id or (TRIAL_MODEL_ID if values["engine"] == "sglang" else model)
@@ -143,6 +144,7 @@ async def serve(
     on with other workers for the grace time, if there is a broker where others may be. Without
     `data` there are no files and batches.
     """
+    await _check_door(settings, data)
     async with working(settings, worker, data, console, amqp_url=amqp_url) as (services, consuming):
 
         async def say(url: str) -> None:
@@ -158,6 +160,20 @@ async def serve(
 
         consuming.add_done_callback(stop)
         await server.serve()
+
+
+async def _check_door(settings: IngressSettings, data: DataDirectory | None) -> None:
+    """See who may use the service, before much is loaded.
+
+    Raises:
+        click.UsageError: Everybody could.
+    """
+    async with opened_store(data.database if data else None) as store:
+        accounts = account_store(store.database if store else None)
+        directory = AccountDirectory(configured(settings.config, settings.api_keys), accounts)
+        async with directory.following():
+            require_closed(settings, directory)
+            warn_if_open(settings, directory)
 
 
 @asynccontextmanager

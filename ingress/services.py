@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from ingress.accounts.directory import AccountDirectory
+from ingress.accounts.store import AccountStore
 from ingress.admission import Admission
 from ingress.auth import Authenticator, Principal
 from ingress.backlog import Backlog
@@ -37,6 +39,8 @@ class Services:
     Attributes:
         store: Records of files and batches; None where there are none.
         blobs: Their contents; None where there are no files, batches and large Jobs.
+        directory: Who is known.
+        accounts: Where accounts are kept; None where there are only those of the configuration.
         limiter: What accounts may use.
         usage: Where records of requests go.
         answers: The answers and transfers under way, for shutting down.
@@ -48,11 +52,12 @@ class Services:
         settings: IngressSettings,
         dispatcher: Dispatcher,
         catalog: Catalog,
-        authenticator: Authenticator,
+        directory: AccountDirectory,
         metrics: IngressMetrics,
         media: Media,
         store: BatchStore | None = None,
         blobs: BlobStore | None = None,
+        accounts: AccountStore | None = None,
         limiter: Limiter | None = None,
         usage: Recorder | None = None,
     ) -> None:
@@ -61,7 +66,9 @@ class Services:
         self.settings = settings
         self.dispatcher = dispatcher
         self.catalog = catalog
-        self.authenticator = authenticator
+        self.directory = directory
+        self.authenticator = Authenticator(directory)
+        self.accounts = accounts
         self.metrics = metrics
         self.media = media
         self.limiter = limiter or NoLimits()

@@ -25,6 +25,8 @@ class TimeLimits(BaseModel):
         last_words_s: How long a worker that seems lost has to show that it is not.
         retry_s: How long a request is given to one worker after another without any progress.
         total_s: The whole request.
+        last_figure_s: How long the worker of a cancelled request has to say what it has generated;
+            nobody waits for that but the record of it.
         commit_after_accept_s: A stream's status line leaves this long after a worker accepted the
             Job, or with the first token, whichever comes first.
         commit_s: It leaves this long after arrival in any case.
@@ -45,6 +47,7 @@ class TimeLimits(BaseModel):
     last_words_s: float = Field(default=0.3, gt=0)
     retry_s: float = Field(default=120.0, gt=0)
     total_s: float = Field(default=3600.0, gt=0)
+    last_figure_s: float = Field(default=1.0, ge=0)
     commit_after_accept_s: float = Field(default=1.0, ge=0)
     commit_s: float = Field(default=10.0, ge=0)
     keep_alive_s: float = Field(default=15.0, gt=0)
@@ -86,6 +89,7 @@ class IngressSettings(BaseModel):
         model: Public id that is served even while no worker has been heard of.
         config: What the configuration file says.
         api_keys: Accepted keys beside those of the file.
+        admin_key: Of those who change accounts; None for nobody.
         max_body_bytes: Bodies of this size and above are refused.
         max_file_bytes: Files may have this size.
         max_batch_body_bytes: Bodies of message batches of this size and above are refused.
@@ -105,6 +109,7 @@ class IngressSettings(BaseModel):
     model: str | None = None
     config: Config = Config()
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
+    admin_key: str | None = Field(default=None, repr=False)
     profile: ProfileName = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
     max_file_bytes: int = Field(default=512_000_000, gt=0)
@@ -117,11 +122,6 @@ class IngressSettings(BaseModel):
     grace_s: float = Field(default=120.0, ge=0)
     limits: TimeLimits = TimeLimits()
     media: MediaLimits = MediaLimits()
-
-    @property
-    def all_keys(self) -> tuple[str, ...]:
-        """Every accepted key; empty means no authentication."""
-        return (*self.config.api_keys, *self.api_keys)
 
 
 def data_dir() -> Path:

@@ -262,6 +262,32 @@ class AccountDisabled(RequestError):
     code = "account_disabled"
 
 
+class AccountNotFound(RequestError):
+    kind = ErrorKind.NOT_FOUND
+    status = 404
+    code = "account_not_found"
+
+
+class AccountIdTaken(RequestError):
+    """Not 409, which official clients would try again."""
+
+    code = "account_exists"
+
+
+class KeyNotFound(RequestError):
+    kind = ErrorKind.NOT_FOUND
+    status = 404
+    code = "key_not_found"
+
+
+class KeyNotActive(RequestError):
+    code = "key_not_active"
+
+
+class KeyLimitExceeded(RequestError):
+    code = "key_limit_exceeded"
+
+
 class InsufficientCredits(RequestError):
     kind = ErrorKind.BILLING
     status = 402

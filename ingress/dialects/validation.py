@@ -235,12 +235,18 @@ def validate(model: type[Model], body: Any, at: tuple[int | str, ...] = ()) -> M
     raise _translate(found, at)
 
 
+def explain(found: ErrorDetails) -> RequestError:
+    """A finding of pydantic, in the API's own terms."""
+    return _translate(found, ())
+
+
 _EXPECTED = {
     "string_type": "a string",
     "int_type": "an integer",
     "float_type": "a number",
     "bool_type": "a boolean",
     "list_type": "an array",
+    "tuple_type": "an array",
     "dict_type": "an object",
     "model_type": "an object",
 }
@@ -253,6 +259,8 @@ _LIMITS = {
     "literal_error": "must be one of {expected}",
     "finite_number": "must be a finite number",
     "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must be of another form",
 }
 
 
@@ -273,6 +281,8 @@ def _translate(found: ErrorDetails, at: tuple[int | str, ...]) -> RequestError:
     if kind == "too_long":
         most = context["max_length"]
         return _error(UnsupportedValue, path, f"must have at most {most} entries")
+    if kind == "extra_forbidden":
+        return _error(UnsupportedParameter, path, "is not known here")
     if kind == "missing":
         return _error(SchemaValidationFailed, path, "is required")
     expected = _EXPECTED.get(kind, "of another type")

@@ -18,10 +18,11 @@ def add_path(
     *,
     get: Endpoint | None = None,
     post: Endpoint | None = None,
+    patch: Endpoint | None = None,
     delete: Endpoint | None = None,
 ) -> None:
     """Serve a path with these methods; HEAD comes with GET."""
-    given = {"GET": get, "HEAD": get, "POST": post, "DELETE": delete}
+    given = {"GET": get, "HEAD": get, "POST": post, "PATCH": patch, "DELETE": delete}
     endpoints = {method: endpoint for method, endpoint in given.items() if endpoint is not None}
 
     async def endpoint(request: Request) -> Response:

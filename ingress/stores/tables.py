@@ -176,8 +176,9 @@ accounts: Final = sa.Table(
     _needed("account_id", AnyText, key=True),
     _needed("terms", Json),
     _needed("created_at", sa.Double),
+    _optional("deleted_at", sa.Double),
 )
-"""`terms` are an `Account`'s fields."""
+"""`terms` are an `Account`'s fields. One that was deleted leaves its id, which none gets again."""
 
 api_keys: Final = sa.Table(
     "api_keys",

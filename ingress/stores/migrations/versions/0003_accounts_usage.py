@@ -28,6 +28,7 @@ def upgrade() -> None:
         _needed("account_id", Text),
         _needed("terms", sa.Text),
         _needed("created_at", sa.Double),
+        _optional("deleted_at", sa.Double),
         sa.PrimaryKeyConstraint("account_id", name="accounts_pkey"),
     )
     op.create_table(
