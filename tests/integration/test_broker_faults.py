@@ -107,17 +107,11 @@ async def consumers(node: BrokerNode, model: str) -> int:
 @contextlib.asynccontextmanager
 async def acknowledgement_timeout(node: BrokerNode) -> AsyncIterator[None]:
     """The broker closes the channel of whoever holds a Job for half a second."""
-
-    async def apply(timeout_ms: int, tick_ms: int) -> None:
-        for key, value in (("consumer_timeout", timeout_ms), ("channel_tick_interval", tick_ms)):
-            code = f"application:set_env(rabbit, {key}, {value})."
-            await asyncio.to_thread(node.ctl, "eval", code)
-
-    await apply(500, 100)
+    await node.set_env(consumer_timeout=500, channel_tick_interval=100)
     try:
         yield
     finally:
-        await apply(1_800_000, 60_000)
+        await node.set_env(consumer_timeout=1_800_000, channel_tick_interval=60_000)
 
 
 async def test_an_acknowledgement_timeout_is_not_noticed(

@@ -153,11 +153,8 @@ async def test_a_job_above_the_brokers_limit_harms_only_itself(
 
 async def set_max_message_size(node: BrokerNode, size: int) -> None:
     # Where 4.0 looks, and where 3.10 does.
-    code = (
-        f"persistent_term:put(max_message_size, {size}),"
-        f"application:set_env(rabbit, max_message_size, {size})."
-    )
-    await asyncio.to_thread(node.ctl, "eval", code)
+    await node.evaluate(f"persistent_term:put(max_message_size, {size})")
+    await node.set_env(max_message_size=size)
 
 
 def huge_job(model: str, size: int) -> Job:

@@ -223,15 +223,9 @@ async def test_a_busy_connection_without_heartbeats_is_kept(broker: Broker, mode
 
 @pytest.fixture
 async def short_ack_timeout(own_broker: BrokerNode) -> AsyncIterator[None]:
-    async def set_env(timeout_ms: int, tick_ms: int) -> None:
-        settings = {"consumer_timeout": timeout_ms, "channel_tick_interval": tick_ms}
-        for key, value in settings.items():
-            code = f"application:set_env(rabbit, {key}, {value})."
-            await asyncio.to_thread(own_broker.ctl, "eval", code)
-
-    await set_env(1000, 200)
+    await own_broker.set_env(consumer_timeout=1000, channel_tick_interval=200)
     yield
-    await set_env(1_800_000, 60_000)
+    await own_broker.set_env(consumer_timeout=1_800_000, channel_tick_interval=60_000)
 
 
 @pytest.mark.usefixtures("short_ack_timeout")
