@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 PREFIX: Final = "hr"
+_NAMED: Final = "key_"
 
 _ALPHABET: Final = string.ascii_letters + string.digits
 _ID_LENGTH: Final = 8
@@ -46,7 +47,16 @@ def new_key() -> NewKey:
     """A key that nobody has had before."""
     name = _random(_ID_LENGTH)
     text = f"{PREFIX}_{name}_{_random(_SECRET_LENGTH)}"
-    return NewKey(text, f"key_{name}", digest_of(text.encode()))
+    return NewKey(text, f"{_NAMED}{name}", digest_of(text.encode()))
+
+
+def key_id_in(text: str) -> str | None:
+    """The name of the key that a text is; None if it cannot be one."""
+    prefix, _, rest = text.partition("_")
+    name, underscore, _ = rest.partition("_")
+    if prefix != PREFIX or not underscore or len(name) != _ID_LENGTH:
+        return None
+    return f"{_NAMED}{name}" if all(letter in _ALPHABET for letter in name) else None
 
 
 def digest_of(key: bytes) -> bytes:

@@ -16,11 +16,13 @@ from schemas.errors import InvalidJson, UnsupportedParameter, UnsupportedValue
 
 T = TypeVar("T")
 
+LONGEST_LABEL: Final = 64
+
 _LAST_SECOND: Final = 253_402_300_799
 """The end of the year 9999."""
 
 
-Label = Annotated[str, StringConstraints(max_length=64)]
+Label = Annotated[str, StringConstraints(max_length=LONGEST_LABEL)]
 ExpiresAt = Annotated[Integer, Field(gt=0, le=_LAST_SECOND)]
 
 
