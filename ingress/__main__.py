@@ -1,6 +1,8 @@
-"""The command line: `headrace up | ingress | worker | batcher | batch | database`."""
+"""The command line: `headrace up | ingress | worker | batcher | batch | accounts | keys | …`."""
 
 from __future__ import annotations
+
+import sys
 
 import click
 
@@ -10,7 +12,7 @@ from ingress.lazy_group import LazyGroup
 @click.command(
     cls=LazyGroup,
     entry_points="headrace.commands",
-    order=("up", "ingress", "worker", "batcher", "batch", "database"),
+    order=("up", "ingress", "worker", "batcher", "batch", "accounts", "keys", "database"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="headrace", prog_name="headrace")
@@ -19,6 +21,11 @@ def main() -> None:
 
     Every option can also be set by the environment variable shown beside it.
     """
+    if sys.platform != "win32":
+        import resource
+
+        # The memory of these processes holds prompts, answers and keys; so would a core file.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -75,13 +75,14 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
         upload_s=settings.limits.upload_s,
     )
     wanted = dialect.parse_count(body)
+    zdr = False
     try:
         card = services.catalog.lookup(terms.model_named(wanted.model))
     except ModelUnavailable:
-        card = _UNKNOWN_MODEL
+        card = _UNKNOWN_MODEL  # nobody is asked
     else:
         terms.require_access(card)
-        require_zdr(request, terms, card)
+        zdr = require_zdr(request, terms, card)
     now = time.time()
     context = JobContext(
         job_id=secrets.token_hex(16),
@@ -91,7 +92,8 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
         queue_deadline=services.queue_deadline(card, now),
         profile=services.profile_of(principal),
     )
-    job = msgspec.structs.replace(dialect.normalise(wanted, card, context).job, job_class="count")
+    normalised = dialect.normalise(wanted, card, context)
+    job = msgspec.structs.replace(normalised.job, job_class="count", zdr=zdr)
     services.admission.check_open()
     count = _Count(services, dialect.name, job, card, principal.name)
     tokens = await while_connected(request.receive, count.run())

@@ -102,9 +102,23 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
 Control: TypeAlias = Cancel | Probe | AnnounceRequest
 
 
-class _Frame(msgspec.Struct, frozen=True, array_like=True):
+class SealedReply(msgspec.Struct, frozen=True, array_like=True):
+    """A frame of one Job's messages that only its owner can read.
+
+    Attributes:
+        box: The frame, encrypted with the key of the Job's replies.
+    """
+
+    job_id: str
+    box: bytes
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """What travels as one message to a reply queue."""
+
     version: int
     messages: tuple[ReplyMessage, ...]
+    sealed: tuple[SealedReply, ...] = ()
 
 
 class _FrameVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -134,7 +148,7 @@ _stored_job = msgspec.json.Decoder(StoredJob)
 _blob_encoder = msgspec.msgpack.Encoder()
 _blob_version = msgspec.msgpack.Decoder(_Versioned)
 _blob = msgspec.msgpack.Decoder(Job)
-_frame = msgspec.json.Decoder(_Frame)
+_frame = msgspec.json.Decoder(Frame)
 _announcement = msgspec.json.Decoder(_Announcement)
 _control = msgspec.json.Decoder(_ControlMessage)
 
@@ -189,12 +203,21 @@ def decode_blob(blob: bytes) -> Job:
         raise CodecError(_reason(error)) from error
 
 
-def encode_frame(messages: Sequence[ReplyMessage]) -> bytes:
+def encode_packed(job: Job) -> bytes:
+    """A Job as it is, for those who do not read it in a queue; `decode_blob` reads it."""
+    return _blob_encoder.encode(job)
+
+
+def encode_frame(
+    messages: Sequence[ReplyMessage], sealed: Sequence[SealedReply] | None = None
+) -> bytes:
     """One AMQP message's worth of reply messages, of one Job or of several."""
+    if sealed:
+        return _encoder.encode((SCHEMA_VERSION, messages, sealed))
     return _encoder.encode((SCHEMA_VERSION, messages))
 
 
-def decode_frame(body: bytes) -> tuple[ReplyMessage, ...]:
+def decode_frame(body: bytes) -> Frame:
     """Read a frame.
 
     Raises:
@@ -207,7 +230,7 @@ def decode_frame(body: bytes) -> tuple[ReplyMessage, ...]:
             _check_version(_frame_version.decode(body).version)
         raise CodecError(_reason(error)) from error
     _check_version(frame.version)
-    return frame.messages
+    return frame
 
 
 def encode_worker(worker: WorkerInfo) -> bytes:

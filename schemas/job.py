@@ -114,6 +114,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             suspects one after the other; a second loss then names the culprit and nobody else.
         exclusive: It was lost again, but beside another suspect, which may have been the reason. So
             now no other one is started until it has shown that it does no harm.
+        zdr: Nothing of its prompt and its reply may be kept anywhere, for however short a time: not
+            in a store, not on a broker's disk, not in a log.
     """
 
     version: int = SCHEMA_VERSION
@@ -130,6 +132,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     continuation: Continuation | None = None
     suspect: bool = False
     exclusive: bool = False
+    zdr: bool = False
 
     @property
     def choices(self) -> int:

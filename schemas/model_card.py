@@ -132,6 +132,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         draining: It takes no more Jobs.
         sent_at: Unix seconds, by the worker's clock. Freshness is judged by the reader's own.
         clock_ahead_s: How far the worker's clock is ahead of the reader's, who works it out.
+        sealing_key: The public key to which Jobs are sealed that nobody else may read; None where
+            nothing needs to be sealed.
     """
 
     worker_id: str
@@ -144,6 +146,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     sent_at: float = 0.0
     clock_ahead_s: float = 0.0
+    sealing_key: bytes | None = None
 
     @property
     def live_room(self) -> int:

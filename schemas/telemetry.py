@@ -2,13 +2,15 @@
 
 One JSON line per event on stdout (a readable form on a terminal). Never a prompt, an output, an
 image or a key: nothing here renders arguments of exceptions that came from outside, and callers
-pass identifiers and figures only.
+pass identifiers and figures only. Where Python itself speaks up it is held to the same: about
+exceptions that nobody has waited for, in threads and in destructors.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
 from typing import Any, Final
 
@@ -39,6 +41,18 @@ BATCH_FINISHED: Final = "batch.finished"
 
 _MAX_FRAMES: Final = 30
 
+_COMPLAINTS: Final = (
+    "Task exception was never retrieved",
+    "Future exception was never retrieved",
+    "Task was destroyed but it is pending",
+    "Exception in callback",
+    "Unhandled exception in event loop",
+    "Fatal read error on socket transport",
+    "Fatal write error on socket transport",
+    "Executing",
+)
+"""How those of asyncio begin."""
+
 
 def _locate_exception(_: Any, __: str, event: structlog.typing.EventDict) -> Any:
     """Replace an exception by its type and where it came from.
@@ -55,6 +69,18 @@ def _locate_exception(_: Any, __: str, event: structlog.typing.EventDict) -> Any
             f"{frame.filename}:{frame.lineno} {frame.name}"
             for frame in traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
         ]
+    return event
+
+
+def _without_quotes(_: Any, __: str, event: structlog.typing.EventDict) -> Any:
+    """Keep of asyncio's complaints what they are about, not whom: they quote tasks and arguments.
+
+    A task that has failed stands there with its exception's text, a callback with what it was
+    called with.
+    """
+    if event.get("logger") == "asyncio":
+        text = str(event["event"])
+        event["event"] = next((known for known in _COMPLAINTS if text.startswith(known)), "asyncio")
     return event
 
 
@@ -90,7 +116,7 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, _without_quotes],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
         )
     )
@@ -102,3 +128,13 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
     # the broker is told by events of our own.
     for name in ("aio_pika", "aiormq"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    threading.excepthook = _tell_of_thread
+    sys.unraisablehook = _tell_of_unraisable
+
+
+def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
+    structlog.get_logger().error("thread.crashed", exc_info=failed.exc_value)
+
+
+def _tell_of_unraisable(failed: sys.UnraisableHookArgs) -> None:
+    structlog.get_logger().error("exception.ignored", exc_info=failed.exc_value)

@@ -13,7 +13,9 @@ Rules every transport obeys (the contract suite checks them):
 * A Delivery is settled exactly once (`ack`, `requeue`, `dead_letter`); further calls do nothing.
 * A worker that disappears without settling gives its Jobs to another one, marked `redelivered`.
 * Cancelling a Reply reaches the worker that holds the Job, and one that gets it later. So does the
-  end of its reader, as soon as the worker says anything.
+  end of its reader, as soon as the worker says anything. What the worker says afterwards still
+  arrives, until the Reply is closed.
+* Of a Job that requires zero data retention, and of its reply, nothing reaches a disk readably.
 * A probe is answered by the source that holds the attempt, whatever its runner is doing.
 """
 
@@ -151,7 +153,10 @@ class Delivery(Protocol):
         ...
 
     async def dead_letter(self, reason: str) -> None:
-        """Set the Job aside for people to look at. `reason` contains nothing of the prompt."""
+        """Set the Job aside for people to look at. `reason` contains nothing of the prompt.
+
+        Of a Job that requires zero data retention only the reason is kept.
+        """
         ...
 
 

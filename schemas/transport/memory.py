@@ -67,14 +67,14 @@ class MemoryTransport:
     """What dispatchers and job sources of one process have in common.
 
     Attributes:
-        dead_letters: Jobs set aside, with the reason.
+        dead_letters: Jobs set aside, with the reason; None for what may not be kept.
         blocked: Nothing is carried now, as by a broker in alarm; what is sent meanwhile is lost.
     """
 
     def __init__(self) -> None:
         self.models: dict[str, _Model] = {}
         self.workers: dict[MemoryJobSource, WorkerInfo] = {}
-        self.dead_letters: list[tuple[Job, str]] = []
+        self.dead_letters: list[tuple[Job | None, str]] = []
         self.blocked = False
 
     def dispatcher(self, *, reply_buffer_bytes: int = 1 << 20) -> MemoryDispatcher:
@@ -359,4 +359,4 @@ class MemoryJobSource:
         self._serving.hand_out()
 
     def set_aside(self, job: Job, reason: str) -> None:
-        self._transport.dead_letters.append((job, reason))
+        self._transport.dead_letters.append((None if job.zdr else job, reason))

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aio_pika.abc import AbstractIncomingMessage
 
-from schemas.codec import encode_frame
+from schemas.codec import SealedReply, encode_frame
 from schemas.delta import ReplyMessage
 from schemas.job import Job
 from schemas.transport.rabbit_connection import (
@@ -25,6 +25,7 @@ from schemas.transport.rabbit_connection import (
     Session,
     cancelled_by_nobody_else,
 )
+from schemas.transport.sealing import Box
 
 log = structlog.get_logger(__name__)
 
@@ -35,13 +36,14 @@ _SETTLE_TIMEOUT_S = 10.0
 class ReplyAddress:
     """A reply queue that Jobs held here are answered to, and what is about to leave for it."""
 
-    __slots__ = ("deliveries", "name", "pending", "publish_frame")
+    __slots__ = ("deliveries", "name", "pending", "publish_frame", "sealed")
 
     def __init__(self, name: str, publish_frame: bytes) -> None:
         self.name = name
         self.publish_frame = publish_frame
         self.deliveries: set[RabbitDelivery] = set()
         self.pending: list[ReplyMessage] = []
+        self.sealed: list[SealedReply] = []
 
 
 class Outbox:
@@ -73,11 +75,26 @@ class Outbox:
             del self._addresses[address.name]
 
     def put(self, address: ReplyAddress, message: ReplyMessage) -> None:
-        if not address.pending:
-            if not self._unflushed:
-                self._loop.call_soon(self.flush)
-            self._unflushed.append(address)
+        if not address.pending and not address.sealed:
+            self._call_at(address)
         address.pending.append(message)
+
+    def put_sealed(self, address: ReplyAddress, message: ReplyMessage, box: Box) -> None:
+        """As `put`, for the owner of the Job only."""
+        try:
+            frame = encode_frame((message,))
+        except ValueError:
+            _tell_unencodable(message)
+            return
+        if not address.pending and not address.sealed:
+            self._call_at(address)
+        job_id = message.job_id
+        address.sealed.append(SealedReply(job_id, box.close(frame, job_id.encode())))
+
+    def _call_at(self, address: ReplyAddress) -> None:
+        if not self._unflushed:
+            self._loop.call_soon(self.flush)
+        self._unflushed.append(address)
 
     def flush(self) -> None:
         """Write what was put in since the last turn, one frame per reply queue."""
@@ -88,10 +105,11 @@ class Outbox:
         parts = []
         for address in addresses:
             messages, address.pending = address.pending, []
+            sealed, address.sealed = address.sealed, []
             try:
-                frame = encode_frame(messages)
+                frame = encode_frame(messages, sealed)
             except ValueError:
-                frame = encode_frame(_encodable(messages))
+                frame = encode_frame(_encodable(messages), sealed)
             parts.append(make(address.publish_frame, frame))
         self.session.write(b"".join(parts))
 
@@ -125,16 +143,21 @@ def _encodable(messages: list[ReplyMessage]) -> list[ReplyMessage]:
         try:
             encode_frame((message,))
         except ValueError:
-            log.error("reply.unencodable", job_id=message.job_id, seq=message.seq)
+            _tell_unencodable(message)
         else:
             kept.append(message)
     return kept
+
+
+def _tell_unencodable(message: ReplyMessage) -> None:
+    log.error("reply.unencodable", job_id=message.job_id, seq=message.seq)
 
 
 class RabbitDelivery:
     """See `schemas.transport.base.Delivery`.
 
     Args:
+        box: What its replies are closed with; None where anybody may read them.
         release: Told just before the Job is settled.
         set_aside: Puts a message into the dead-letter queue, with a reason.
     """
@@ -144,12 +167,14 @@ class RabbitDelivery:
         job: Job,
         message: AbstractIncomingMessage,
         outbox: Outbox,
+        box: Box | None,
         release: Callable[[RabbitDelivery], None],
         set_aside: Callable[[AbstractIncomingMessage, str], Awaitable[None]],
     ) -> None:
         self._job = job
         self._message = message
         self._outbox = outbox
+        self._box = box
         self._release = release
         self._set_aside = set_aside
         self._settled = False
@@ -171,8 +196,12 @@ class RabbitDelivery:
         return self._cancelled
 
     def send(self, message: ReplyMessage) -> None:
-        if not self.unread:
+        if self.unread:
+            return
+        if self._box is None:
             self._outbox.put(self.address, message)
+        else:
+            self._outbox.put_sealed(self.address, message, self._box)
 
     async def writable(self) -> None:
         session = self._outbox.session

@@ -27,6 +27,7 @@ from schemas.codec import (
     CodecError,
     Control,
     Probe,
+    SealedReply,
     decode_frame,
     decode_worker,
     encode_control,
@@ -59,6 +60,7 @@ from schemas.transport.rabbit_publisher import (
 )
 from schemas.transport.rabbit_reply_pool import ReplyPool, ReplyQueue
 from schemas.transport.reply_buffer import ReplyBuffer
+from schemas.transport.sealing import Box, Sealer
 
 log = structlog.get_logger(__name__)
 
@@ -96,12 +98,17 @@ _DEFAULTS = DispatcherSettings()
 
 
 class RabbitReply:
-    """The owner's end of a reply that comes over the broker."""
+    """The owner's end of a reply that comes over the broker.
+
+    Attributes:
+        box: What opens it; None where anybody may read it.
+    """
 
     def __init__(self, dispatcher: RabbitDispatcher, job: Job, buffer: ReplyBuffer) -> None:
         self._dispatcher = dispatcher
         self._buffer = buffer
         self.job = job
+        self.box = Box() if job.zdr else None
         self.home: tuple[ReplyPool, ReplyQueue] | None = None
 
     async def receive(self) -> Sequence[ReplyMessage]:
@@ -162,6 +169,7 @@ class RabbitDispatcher:
             url, name=name, settings=settings, set_up=self._set_up, on_lost=self._on_lost
         )
         self._writer = JobWriter(blobs, settings.max_inline_bytes)
+        self._sealer = Sealer()
         self._replies: dict[str, RabbitReply] = {}
         self._workers: dict[str, tuple[WorkerInfo, float]] = {}
         self._cancels: dict[str, Job] = {}  # not yet told, for want of a connection
@@ -238,9 +246,9 @@ class RabbitDispatcher:
             raise ModelUnavailable("The service is not available.", diagnostic="no broker")
         if session.tap.blocked:
             raise ModelOverloaded("The service is overloaded.", diagnostic="broker blocked")
-        body = await self._writer.write(job)
+        body = await self._write(job, reply.box)
         if len(body) > self._settings.max_job_bytes:
-            raise RequestTooLarge("The request is too large.", diagnostic=f"{len(body)} bytes")
+            raise _too_large(job, f"{len(body)} bytes")
         pool, publisher = self._pool, self._publisher
         if reply.home is None or reply.home[0] is not pool:
             reply.home = (pool, await pool.lease(job.job_id))
@@ -258,17 +266,38 @@ class RabbitDispatcher:
             self.cancel(job)
             raise
 
+    async def _write(self, job: Job, box: Box | None) -> bytes:
+        """The message's body.
+
+        Raises:
+            ModelUnavailable: No worker is known that could read it.
+        """
+        if box is None:
+            return await self._writer.write(job)
+        keys = [
+            worker.sealing_key
+            for worker in self.workers()
+            if worker.card.id == job.model and worker.sealing_key is not None
+        ]
+        if not keys:
+            raise ModelUnavailable(
+                "No worker serves this model at the moment.", diagnostic="no worker's key is known"
+            )
+        return self._sealer.seal(job, box, keys)
+
     async def _publish(self, publisher: Publisher, job: Job, body: bytes, reply_to: str) -> None:
+        kind = topology.queue_kind(job)
         try:
             await publisher.publish(
                 topology.JOBS_EXCHANGE,
-                topology.job_queue(job.model, job.job_class),
+                topology.job_queue(job.model, kind),
                 body,
                 timeout_s=self._settings.publish_timeout_s,
                 headers={topology.ATTEMPT_HEADER: job.attempt},
                 correlation_id=job.job_id,
                 reply_to=reply_to,
-                persistent=job.job_class != "count",
+                persistent=not topology.is_transient(kind),
+                content_type=topology.SEALED_TYPE if job.zdr else "application/json",
             )
         except Unroutable:
             raise ModelUnavailable(
@@ -277,9 +306,7 @@ class RabbitDispatcher:
         except Refused:
             raise ModelOverloaded("The model is overloaded.", diagnostic="job queue full") from None
         except TooLarge:
-            raise RequestTooLarge(
-                "The request is too large.", diagnostic=f"broker refused {len(body)} bytes"
-            ) from None
+            raise _too_large(job, f"broker refused {len(body)} bytes") from None
 
     def cancel(self, job: Job) -> None:
         """Tell the model's workers now, or once there is a connection again."""
@@ -336,15 +363,36 @@ class RabbitDispatcher:
 
     def _on_frame(self, queue: str, body: bytes) -> None:
         try:
-            messages = decode_frame(body)
+            frame = decode_frame(body)
         except CodecError as error:
             self._on_undecodable(queue, error)
             return
-        size = len(body) // len(messages) if messages else 0
-        for message in messages:
+        parts = len(frame.messages) + len(frame.sealed)
+        size = len(body) // parts if parts else 0
+        for message in frame.messages:
             reply = self._replies.get(message.job_id)
             if reply is None or message.attempt < reply.job.attempt:
                 self.orphan_messages += 1  # of one who has left, or of an attempt that was left
+            else:
+                reply.put(message, size)
+        for sealed in frame.sealed:
+            self._on_sealed(sealed, size)
+
+    def _on_sealed(self, sealed: SealedReply, size: int) -> None:
+        reply = self._replies.get(sealed.job_id)
+        if reply is None or reply.box is None:
+            self.orphan_messages += 1
+            return
+        try:
+            frame = decode_frame(reply.box.open(sealed.box, sealed.job_id.encode()))
+        except CodecError as error:
+            self.undecodable_frames += 1
+            log.warning("reply.undecodable", job_id=sealed.job_id, reason=str(error))
+            reply.fail(_not_understood(error))
+            return
+        for message in frame.messages:
+            if message.attempt < reply.job.attempt:
+                self.orphan_messages += 1
             else:
                 reply.put(message, size)
 
@@ -355,11 +403,7 @@ class RabbitDispatcher:
         if len(waiting) == 1:  # else it cannot be told whose it was
             (job_id,) = waiting
             if (reply := self._replies.get(job_id)) is not None:
-                reply.fail(
-                    ProtocolViolation(
-                        "The reply from the model could not be understood.", diagnostic=str(error)
-                    )
-                )
+                reply.fail(_not_understood(error))
 
     async def _on_announcement(self, message: AbstractIncomingMessage) -> None:
         try:
@@ -375,6 +419,21 @@ class RabbitDispatcher:
             log.warning("worker.clock_differs", worker=worker.worker_id, ahead_s=round(ahead_s, 1))
         worker = msgspec.structs.replace(worker, clock_ahead_s=ahead_s)
         self._workers[worker.worker_id] = (worker, asyncio.get_running_loop().time())
+
+
+def _not_understood(error: CodecError) -> ProtocolViolation:
+    return ProtocolViolation(
+        "The reply from the model could not be understood.", diagnostic=str(error)
+    )
+
+
+def _too_large(job: Job, diagnostic: str) -> RequestTooLarge:
+    if job.zdr:  # others may go by way of a store
+        return RequestTooLarge(
+            "The request is too large to be served with zero data retention.",
+            diagnostic=diagnostic,
+        )
+    return RequestTooLarge("The request is too large.", diagnostic=diagnostic)
 
 
 async def _pulse(session: Session) -> None:

@@ -65,6 +65,7 @@ class Publisher:
         correlation_id: str | None = None,
         reply_to: str | None = None,
         persistent: bool = True,
+        content_type: str = "application/json",
     ) -> None:
         """Returns when the broker has taken the message.
 
@@ -74,7 +75,7 @@ class Publisher:
         """
         message = aio_pika.Message(
             body,
-            content_type="application/json",
+            content_type=content_type,
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT
             if persistent
             else aio_pika.DeliveryMode.NOT_PERSISTENT,

@@ -5,6 +5,10 @@ once, as soon as there are slots for them, so they take what interactive ones le
 here. Once their queue is empty, the next one is pushed: an idle worker costs the broker nothing.
 Counting Jobs are pushed to a consumer of their own, whose prefetch has nothing to do with slots.
 
+Interactive Jobs come from two queues, for those that require zero data retention have their own.
+Both push up to the prefetch, neither knowing of the other; what comes beyond the slots waits here,
+in the order in which it came.
+
 When the connection is lost, the broker gives the Jobs to somebody else and replies can no longer be
 relied on: every Delivery of that connection becomes cancelled, and settling it does nothing. When
 only the channel that delivered it is lost (an acknowledgement timeout), it goes on: its owner hears
@@ -38,7 +42,7 @@ from schemas.codec import (
     encode_frame,
     encode_worker,
 )
-from schemas.delta import ALIVE, Failed, Interrupted, ReplyMessage
+from schemas.delta import ALIVE, OUT_OF_BAND, Failed, Interrupted, ReplyMessage
 from schemas.errors import InternalError
 from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
@@ -55,6 +59,8 @@ from schemas.transport.rabbit_connection import (
 )
 from schemas.transport.rabbit_delivery import Outbox, RabbitDelivery, settled
 from schemas.transport.rabbit_publisher import Publisher, Refused, TooLarge, Unconfirmed, Unroutable
+from schemas.transport.sealing import Box, NotForUs, Opener
+from schemas.transport.topology import QueueKind, is_transient
 
 log = structlog.get_logger(__name__)
 
@@ -140,13 +146,17 @@ class RabbitJobSource:
             on_broken=self._on_broken,
         )
         self._reader = JobReader(blobs, settings.blob_patience_s)
+        self._opener = Opener()
         self._outbox: Outbox
         self._publisher: Publisher
-        self._prefetch: dict[JobClass, int] = {
-            "interactive": max(1, slots - settings.batch_floor),
+        live_slots = max(1, slots - settings.batch_floor)
+        self._class_slots: dict[JobClass, int] = {"interactive": live_slots, "count": COUNT_SLOTS}
+        self._prefetch: dict[QueueKind, int] = {
+            "interactive": live_slots,
+            "transient": live_slots,
             "count": COUNT_SLOTS,
         }
-        self._consumers: dict[JobClass, tuple[AbstractQueue, str]] = {}
+        self._consumers: dict[QueueKind, tuple[AbstractQueue, str]] = {}
         self._incoming: deque[RabbitDelivery] = deque()
         self._arrived = asyncio.Event()
         self._held: set[RabbitDelivery] = set()
@@ -193,7 +203,8 @@ class RabbitJobSource:
         return self._returned + self._outbox.returned
 
     def connected(self) -> bool:
-        # Without the queue of counts, estimates are given; generation does not depend on it.
+        # Nothing else depends on the transient queues, and Jobs for them are refused while they
+        # cannot be reached.
         return self._connection.session is not None and "interactive" in self._consumers
 
     async def deliveries(self) -> AsyncIterator[RabbitDelivery]:
@@ -254,9 +265,12 @@ class RabbitJobSource:
             return
         outbox = self._outbox
         try:
-            job = await self._reader.read(message.body)
+            job, box = await self._read(message)
         except CodecError as error:
             await self._refuse(message, str(error))
+            return
+        except NotForUs:
+            await self._pass_on(message)
             return
         except JobUnavailable as error:
             await self._do_without(message, error)
@@ -268,7 +282,7 @@ class RabbitJobSource:
             log.warning("job.duplicate", job_id=job.job_id, attempt=job.attempt)
             await settled(message.ack())
             return
-        delivery = RabbitDelivery(job, message, outbox, self._release, self._set_aside)
+        delivery = RabbitDelivery(job, message, outbox, box, self._release, self._set_aside)
         if self._cancels.covers(job):
             delivery.cancelled.set()
         if delivery.redelivered:
@@ -277,6 +291,25 @@ class RabbitJobSource:
         self._count_slots()
         self._incoming.append(delivery)
         self._arrived.set()
+
+    async def _read(self, message: AbstractIncomingMessage) -> tuple[Job, Box | None]:
+        """The Job, and what its replies are closed with if nobody else may read them.
+
+        Raises:
+            CodecError, JobUnavailable, NotForUs: There is none.
+        """
+        if message.content_type == topology.SEALED_TYPE:
+            return self._opener.open(message.body)
+        return await self._reader.read(message.body), None
+
+    async def _pass_on(self, message: AbstractIncomingMessage) -> None:
+        """Have a Job sent again by its owner, who will have heard of this worker by then."""
+        log.info("job.not_for_us", job_id=message.correlation_id)
+        if message.redelivered:
+            self._answer(message, Interrupted("redelivered"), seq=OUT_OF_BAND)
+        else:
+            self._answer(message, Interrupted("unreadable"))
+        await settled(message.ack())
 
     def _next(self) -> RabbitDelivery | None:
         """What to hand out now.
@@ -291,7 +324,7 @@ class RabbitJobSource:
         return None
 
     def _has_room(self, job_class: JobClass) -> bool:
-        slots = self._prefetch.get(job_class, self._slots)
+        slots = self._class_slots.get(job_class, self._slots)
         held = sum(delivery.job.job_class == job_class for delivery in self._held)
         waiting = sum(delivery.job.job_class == job_class for delivery in self._incoming)
         return held - waiting < slots
@@ -335,25 +368,30 @@ class RabbitJobSource:
         self._answer(message, missing.answer)
         await settled(message.ack())
 
-    def _answer(self, message: AbstractIncomingMessage, answer: Failed | Interrupted) -> None:
-        """Tell whoever waits for the reply to a message; nothing else of this attempt was said."""
+    def _answer(
+        self, message: AbstractIncomingMessage, answer: Failed | Interrupted, *, seq: int = 0
+    ) -> None:
+        """Tell whoever waits for the reply to a message; nothing else is said of it here."""
         if message.reply_to and message.correlation_id:
             attempt = message.headers.get(topology.ATTEMPT_HEADER)
             reply = ReplyMessage(
                 message.correlation_id,
                 attempt if isinstance(attempt, int) else 1,
-                0,
+                seq,
                 (answer,),
             )
             self._outbox.session.post("", message.reply_to, encode_frame((reply,)))
 
     async def _set_aside(self, message: AbstractIncomingMessage, reason: str) -> None:
-        """Put a message into the dead-letter queue with a reason, then acknowledge it."""
+        """Put a message into the dead-letter queue with a reason, then acknowledge it.
+
+        Of one that requires zero data retention only the reason is kept.
+        """
         try:
             await self._publisher.publish(
                 topology.DEAD_EXCHANGE,
                 "",
-                message.body,
+                b"" if self._is_transient(message) else message.body,
                 timeout_s=_DEAD_LETTER_TIMEOUT_S,
                 headers={topology.REASON_HEADER: reason},
                 correlation_id=message.correlation_id,
@@ -363,6 +401,10 @@ class RabbitJobSource:
             await settled(message.reject(requeue=False))  # set aside by the broker, without reason
             return
         await settled(message.ack())
+
+    def _is_transient(self, message: AbstractIncomingMessage) -> bool:
+        transient = topology.job_queue(self._model, "transient")
+        return message.content_type == topology.SEALED_TYPE or message.routing_key == transient
 
     # --- control and presence ---
 
@@ -393,7 +435,9 @@ class RabbitJobSource:
 
     def _post_worker(self, session: Session) -> None:
         if self._worker is not None:
-            worker = msgspec.structs.replace(self._worker, sent_at=time.time())
+            worker = msgspec.structs.replace(
+                self._worker, sent_at=time.time(), sealing_key=self._opener.public_key
+            )
             session.post(topology.WORKERS_EXCHANGE, "", encode_worker(worker))
 
     # --- connection ---
@@ -417,26 +461,27 @@ class RabbitJobSource:
         for key in (topology.control_key(self._model), topology.CONTROL_ALL):
             await control.bind(exchanges[topology.CONTROL_EXCHANGE], key)
         await control.consume(self._on_control, no_ack=True)
-        for job_class in ("interactive", "batch"):
-            await self._declare_job_queue(session, job_class)
+        for kind in ("interactive", "batch"):
+            await self._declare_job_queue(session, kind)
         if not self._draining:
             await self._consume_jobs(session, "interactive")
             session.start(self._fetch_batch_jobs(session))
-            try:
-                await self._declare_job_queue(session, "count")
-                await self._consume_jobs(session, "count")
-            except ChannelNotFoundEntity:  # its node is down
-                session.start(self._resume(session, "count"))
+            for kind in filter(is_transient, topology.QUEUE_KINDS):
+                try:
+                    await self._declare_job_queue(session, kind)
+                    await self._consume_jobs(session, kind)
+                except ChannelNotFoundEntity:  # its node is down
+                    session.start(self._resume(session, kind))
         self._post_worker(session)
 
-    async def _declare_job_queue(self, session: Session, job_class: JobClass) -> None:
-        name = topology.job_queue(self._model, job_class)
+    async def _declare_job_queue(self, session: Session, kind: QueueKind) -> None:
+        name = topology.job_queue(self._model, kind)
         channel = await session.channel(confirms=False, vital=False)
         try:
             queue = await channel.declare_queue(
                 name,
                 durable=True,
-                arguments=topology.job_queue_arguments(job_class, self._settings.max_queued_jobs),
+                arguments=topology.job_queue_arguments(kind, self._settings.max_queued_jobs),
             )
         except ChannelPreconditionFailed:
             # It was declared with other arguments, most likely another limit. Serving from it beats
@@ -447,49 +492,49 @@ class RabbitJobSource:
         await queue.bind(topology.JOBS_EXCHANGE, name)
         await channel.close()
 
-    async def _consume_jobs(self, session: Session, job_class: JobClass) -> None:
+    async def _consume_jobs(self, session: Session, kind: QueueKind) -> None:
         """Have Jobs pushed; if the broker ends that but not the session, do it again.
 
         A new channel each time: Deliveries of the old one may still have to be settled there.
         """
         channel = await session.channel(confirms=False, vital=False)
-        await channel.set_qos(prefetch_count=self._prefetch[job_class])
-        queue = await channel.get_queue(topology.job_queue(self._model, job_class), ensure=False)
+        await channel.set_qos(prefetch_count=self._prefetch[kind])
+        queue = await channel.get_queue(topology.job_queue(self._model, kind), ensure=False)
         ended = False
 
         def resume(*_: object) -> None:
             nonlocal ended
             ended = True
-            consumer = self._consumers.get(job_class)
+            consumer = self._consumers.get(kind)
             if consumer is not None and consumer[0] is queue:
-                del self._consumers[job_class]
+                del self._consumers[kind]
                 if session.alive:
-                    log.warning("jobs.consumer_lost", model=self._model, job_class=job_class)
-                    session.start(self._resume(session, job_class))
+                    log.warning("jobs.consumer_lost", model=self._model, queue=kind)
+                    session.start(self._resume(session, kind))
 
         channel.close_callbacks.add(resume)
         (await wire_channel(channel)).on_consumer_cancel_callbacks.add(resume)
         tag = await queue.consume(self._on_job)
         if ended:
             raise ConnectionError("the consumer was cancelled as soon as it was there")
-        self._consumers[job_class] = (queue, tag)
+        self._consumers[kind] = (queue, tag)
 
-    async def _resume(self, session: Session, job_class: JobClass) -> None:
+    async def _resume(self, session: Session, kind: QueueKind) -> None:
         gives_up_at = asyncio.get_running_loop().time() + self._settings.restore_s
         while not self._draining:
             try:
                 with cancelled_by_nobody_else():
                     async with asyncio.timeout(_CALL_TIMEOUT_S):
-                        await self._declare_job_queue(session, job_class)
-                        await self._consume_jobs(session, job_class)
+                        await self._declare_job_queue(session, kind)
+                        await self._consume_jobs(session, kind)
                 return
             except BROKER_ERRORS as error:
                 # A queue that is being deleted is there to be declared, and then is not.
                 if not session.alive:
                     return
                 log.warning("jobs.not_resumed", model=self._model, reason=str(error))
-                if job_class != "count" and asyncio.get_running_loop().time() > gives_up_at:
-                    session.fail(f"no consumer of {job_class} Jobs can be put in place")
+                if not is_transient(kind) and asyncio.get_running_loop().time() > gives_up_at:
+                    session.fail(f"no consumer of {kind} Jobs can be put in place")
                     return
                 await asyncio.sleep(self._settings.poll_s)
 

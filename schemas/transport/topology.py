@@ -8,16 +8,20 @@ The queue of counting Jobs is of another kind: an answer is awaited for seconds 
 costs an estimate. So it is a classic queue of transient messages that expire, and it goes when its
 last worker has gone, upon which a count is refused at once instead of waiting for nobody. While its
 node of a cluster is down it can be neither used nor declared, which must harm nothing else.
+
+So is the queue of Jobs that require zero data retention: nothing in it outlives the broker, nothing
+of it is set aside. Their bodies are sealed besides, for a broker may write to its disk what it was
+told to forget.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
-from schemas.job import JobClass
+from schemas.job import Job, JobClass
 
 JOBS_EXCHANGE: Final = "headrace.jobs"
-"""Direct; routing key `job_queue(model, job_class)`."""
+"""Direct; routing key `job_queue(model, kind)`."""
 
 CONTROL_EXCHANGE: Final = "headrace.control"
 """Topic; routing key `control_key(model)`: cancels and questions to the workers of a model."""
@@ -45,6 +49,9 @@ ATTEMPT_HEADER: Final = "x-headrace-attempt"
 REASON_HEADER: Final = "x-headrace-reason"
 """Why a message lies in the dead-letter queue."""
 
+SEALED_TYPE: Final = "application/x-headrace-sealed"
+"""Content type of a Job's message that only its workers can read."""
+
 CONSUMER_TIMEOUT_MS: Final = 24 * 3600 * 1000
 """How long a worker may hold a Job before the broker takes it for stuck; far above the longest
 request, since owners watch their workers themselves. Brokers before 3.12 ignore this and have one
@@ -56,6 +63,11 @@ report a redelivered Job to its owner and do not run it."""
 
 JOB_CLASSES: Final[tuple[JobClass, ...]] = ("interactive", "batch", "count")
 
+QueueKind: TypeAlias = JobClass | Literal["transient"]
+"""`transient` is the queue of Jobs that require zero data retention."""
+
+QUEUE_KINDS: Final[tuple[QueueKind, ...]] = (*JOB_CLASSES, "transient")
+
 BATCH_QUEUE_FACTOR: Final = 10
 """How many times as many batch Jobs may be ready as live ones: they wait without harm, each owner
 has only so many out, and those that give way to live requests come back there."""
@@ -64,31 +76,42 @@ COUNT_MESSAGE_TTL_MS: Final = 10_000
 """After this nobody waits for a count any more. It also bounds how often the broker hands out one
 that kills its workers."""
 
-COUNT_QUEUE_TTL_MS: Final = 30_000
-"""How long the queue stays without a consumer; time enough for one that reconnects."""
+UNUSED_QUEUE_TTL_MS: Final = 30_000
+"""How long a classic queue stays without a consumer; time enough for one that reconnects."""
+
+TRANSIENT_QUEUE_BYTES: Final = 256 << 20
+"""Bytes of transient Jobs that may be ready: they travel whole, and are to lie in memory."""
 
 
-def job_queue(model: str, job_class: JobClass) -> str:
-    """Queue name, and routing key, of a model's Jobs of one class."""
-    return f"{JOBS_EXCHANGE}.{model}.{job_class}"
+def queue_kind(job: Job) -> QueueKind:
+    """Where a Job belongs."""
+    return "transient" if job.zdr and job.job_class != "count" else job.job_class
 
 
-def job_queue_arguments(job_class: JobClass, max_length: int) -> dict[str, Any]:
+def is_transient(kind: QueueKind) -> bool:
+    """Whether Jobs there do not outlive their broker, and may be lost without much harm."""
+    return kind in ("count", "transient")
+
+
+def job_queue(model: str, kind: QueueKind) -> str:
+    """Name of a model's queue, and routing key of its Jobs."""
+    return f"{JOBS_EXCHANGE}.{model}.{kind}"
+
+
+def job_queue_arguments(kind: QueueKind, max_length: int) -> dict[str, Any]:
     """Arguments of a job queue that refuses, and says so, above `max_length` ready Jobs.
 
     Job queues drop nothing by age: a batch Job waits for hours, and what nobody wants any more says
     so itself, by its deadline or by a reply queue that is gone.
     """
-    if job_class == "batch":
+    if kind == "batch":
         max_length *= BATCH_QUEUE_FACTOR
     bounds = {"x-max-length": max_length, "x-overflow": "reject-publish"}
-    if job_class == "count":
-        return {
-            **bounds,
-            "x-queue-type": "classic",
-            "x-message-ttl": COUNT_MESSAGE_TTL_MS,
-            "x-expires": COUNT_QUEUE_TTL_MS,
-        }
+    unused = {"x-queue-type": "classic", "x-expires": UNUSED_QUEUE_TTL_MS}
+    if kind == "count":
+        return {**bounds, **unused, "x-message-ttl": COUNT_MESSAGE_TTL_MS}
+    if kind == "transient":
+        return {**bounds, **unused, "x-max-length-bytes": TRANSIENT_QUEUE_BYTES}
     return {
         **bounds,
         "x-queue-type": "quorum",

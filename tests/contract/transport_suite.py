@@ -55,7 +55,12 @@ class Harness(Protocol):
 
 
 def a_job(
-    model: str, job_class: JobClass = "interactive", *, attempt: int = 1, job_id: str | None = None
+    model: str,
+    job_class: JobClass = "interactive",
+    *,
+    attempt: int = 1,
+    job_id: str | None = None,
+    zdr: bool = False,
 ) -> Job:
     now = time.time()
     return Job(
@@ -69,6 +74,7 @@ def a_job(
         created_at=now,
         deadline=now + 600,
         queue_deadline=now + 60,
+        zdr=zdr,
     )
 
 
@@ -123,6 +129,15 @@ async def eventually(holds: Callable[[], bool], what: str) -> None:
             while not holds():
                 await asyncio.sleep(0.02)
     assert holds(), what
+
+
+async def known(dispatcher: Dispatcher, source: JobSource, model: str, workers: int = 1) -> None:
+    """Wait until a dispatcher has heard of a source, one of so many."""
+    await source.announce(a_worker(model))
+    await eventually(
+        lambda: sum(worker.card.id == model for worker in dispatcher.workers()) == workers,
+        "heard of",
+    )
 
 
 async def is_set(event: asyncio.Event) -> bool:
@@ -513,6 +528,19 @@ class TransportSuite:
         await answer(second)
         assert len(await read_to_end(other)) == 6
 
+    async def test_what_is_said_after_a_cancel_arrives_until_the_reply_is_closed(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        reply = await dispatcher.dispatch(a_job(model))
+        held = await take_one(source)
+        held.send(a_message(held.job, 0))
+        await reply.cancel()
+        assert await is_set(held.cancelled)
+        held.send(the_end(held.job, 1))
+        await held.ack()
+        assert await read(reply, 2) == [a_message(held.job, 0), the_end(held.job, 1)]
+
     async def test_cancelling_reaches_who_gets_the_job_later(
         self, harness: Harness, model: str
     ) -> None:
@@ -745,9 +773,9 @@ class TransportSuite:
         dispatcher, source = await harness.dispatcher(), await harness.source(model)
 
         def seen(by: Dispatcher) -> Sequence[WorkerInfo]:
-            """As they told of themselves, but for the times."""
+            """As they told of themselves, but for the times and what the transport adds."""
             return [
-                msgspec.structs.replace(worker, sent_at=0.0, clock_ahead_s=0.0)
+                msgspec.structs.replace(worker, sent_at=0.0, clock_ahead_s=0.0, sealing_key=None)
                 for worker in by.workers()
                 if worker.card.id == model
             ]
@@ -762,6 +790,96 @@ class TransportSuite:
         await eventually(lambda: [w.draining for w in seen(dispatcher)] == [True], "draining")
         await source.close()
         await eventually(lambda: seen(dispatcher) == [], "gone")
+
+    @pytest.mark.rule("zdr.transport")
+    @pytest.mark.parametrize("job_class", ["interactive", "count"])
+    async def test_zero_retention_is_carried_like_all_else(
+        self, harness: Harness, model: str, job_class: JobClass
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model)
+        await known(dispatcher, source, model)
+        job = a_job(model, job_class, zdr=True)
+        reply = await dispatcher.dispatch(job)
+        delivery = await take_one(source)
+        assert delivery.job == job
+        assert not delivery.redelivered
+        sent = [a_message(job, 0), a_message(job, 1), the_end(job, 2)]
+        for message in sent[:2]:
+            delivery.send(message)
+        assert await read(reply, 2) == sent[:2]
+        delivery.send(sent[2])
+        await delivery.ack()
+        assert await read(reply, 1) == sent[2:]
+        await reply.redispatch(a_job(model, job_class, attempt=2, job_id=job.job_id, zdr=True))
+        again = await take_one(source)
+        again.send(a_message(again.job, 0))
+        assert await read(reply, 1) == [a_message(again.job, 0)]
+        await reply.cancel()
+        assert await is_set(again.cancelled)
+        await again.ack()
+        await reply.close()
+
+    @pytest.mark.rule("zdr.slots")
+    async def test_zero_retention_shares_the_slots_of_other_live_work(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, source = await harness.dispatcher(), await harness.source(model, slots=2)
+        await known(dispatcher, source, model)
+        jobs = [a_job(model, zdr=number % 2 == 0) for number in range(6)]
+        for job in jobs:
+            await dispatcher.dispatch(job)
+        handed_out: list[Delivery] = []
+
+        async def collect() -> None:
+            async for delivery in source.deliveries():
+                handed_out.append(delivery)  # noqa: PERF401 - seen while it goes on
+
+        collecting = asyncio.create_task(collect())
+        try:
+            for settled in range(6):
+                held = min(settled + 2, 6)
+                await eventually(lambda held=held: len(handed_out) == held, "the slots are used")
+                await source.announce(a_worker(model))  # passes through everything on its way
+                assert len(handed_out) == held
+                await handed_out[settled].ack()
+        finally:
+            collecting.cancel()
+        assert {d.job.job_id for d in handed_out} == {job.job_id for job in jobs}
+        kinds = [delivery.job.zdr for delivery in handed_out]
+        assert len(set(kinds[:4])) == 2, "neither waits for the other to end"
+
+    @pytest.mark.rule("zdr.lost-worker")
+    async def test_zero_retention_comes_again_where_a_worker_is_lost(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher, first = await harness.dispatcher(), await harness.source(model)
+        await known(dispatcher, first, model)
+        second = await harness.source(model)
+        await known(dispatcher, second, model, workers=2)
+        job = a_job(model, zdr=True)
+        reply = await dispatcher.dispatch(job)
+        takers = {asyncio.create_task(take_one(source)): source for source in (first, second)}
+        done, waiting = await asyncio.wait(takers, return_when=asyncio.FIRST_COMPLETED)
+        (holding,) = done
+        (other,) = waiting
+        holding.result().send(a_message(job, 0))
+        assert await read(reply, 1) == [a_message(job, 0)]
+        await harness.kill(takers[holding])
+        async with asyncio.timeout(PATIENCE_S):
+            again = await other
+        assert again.job == job
+        assert again.redelivered
+        again.send(a_message(job, OUT_OF_BAND, Interrupted("redelivered")))
+        assert await read(reply, 1) == [a_message(job, OUT_OF_BAND, Interrupted("redelivered"))]
+        await again.ack()
+
+    @pytest.mark.rule("zdr.nobody")
+    async def test_zero_retention_is_refused_where_nobody_takes_it(
+        self, harness: Harness, model: str
+    ) -> None:
+        dispatcher = await harness.dispatcher()
+        with pytest.raises(ModelUnavailable):
+            await dispatcher.dispatch(a_job(model, zdr=True))
 
     async def test_draining_ends_the_deliveries_and_spares_those_held(
         self, harness: Harness, model: str

@@ -52,7 +52,7 @@ def test_a_job_can_be_read_by_an_operator() -> None:
         b'[{"type":"text","text":"the secret"},'
         b'{"type":"image","media_type":"image/png","data":"iVBORw=="}]}]},'
         b'"sampling":{"limit":{"max_tokens":5}},"created_at":1.0,"deadline":2.0,'
-        b'"queue_deadline":1.5,"continuation":null,"suspect":false,"exclusive":false}'
+        b'"queue_deadline":1.5,"continuation":null,"suspect":false,"exclusive":false,"zdr":false}'
     )
 
 

@@ -40,6 +40,17 @@ _CPU_CACHE_TOKENS: Final = 65_536
 
 _EXIT_GRACE_S: Final = 10.0
 
+_QUOTING: Final = (
+    "constrained",
+    "function_call",
+    "managers.async_dynamic_batch_tokenizer",
+    "managers.schedule_batch",
+    "managers.scheduler_components.batch_result_processor",
+    "multimodal",
+    "parser",
+)
+"""Modules of SGLang whose log lines have something of a request or of its answer in them."""
+
 
 class Launched(msgspec.Struct, frozen=True):
     """A running engine, the thread that must outlive it, and what tells that it has failed."""
@@ -237,15 +248,13 @@ def _prepare_environment(log_level: str) -> None:
     # What it warns of on import (kernels that this machine lacks) is nothing an operator can mend.
     environment.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
-    # SGLang would replace the host's log handlers. Also, what it logs about grammars that fail to
-    # compile quotes them, and they are the caller's.
+    # SGLang would replace the host's log handlers. Also, some of what it logs quotes the caller or
+    # the model: grammars that fail to compile, tokens that a grammar refuses, calls and images that
+    # cannot be read.
     if "SGLANG_LOGGING_CONFIG_PATH" not in environment:
         level = log_level.upper()
-        levels = {
-            "sglang": {"level": level},
-            "sglang.srt.constrained": {"level": "CRITICAL"},
-            "sglang.srt.managers.schedule_batch": {"level": "CRITICAL"},
-        }
+        quiet: dict[str, Any] = {f"sglang.srt.{name}": {"level": "CRITICAL"} for name in _QUOTING}
+        levels = {"sglang": {"level": level}, **quiet}
         with tempfile.NamedTemporaryFile(
             prefix="headrace-sglang-logging-", suffix=".json", delete=False
         ) as file:
