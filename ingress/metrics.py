@@ -21,6 +21,13 @@ class IngressMetrics:
             ["dialect", "model", "outcome", "status"],
             registry=self.registry,
         )
+        self.repeated = Counter(
+            "headrace_repeated_requests_total",
+            "Requests that got the answer of an earlier one with their Idempotency-Key, by whether "
+            "that was running: joined, replayed",
+            ["dialect", "model", "how"],
+            registry=self.registry,
+        )
         self.counts = Counter(
             "headrace_token_counts_total",
             "Requests to count tokens, by how they ended: exact, estimated, failed, cancelled",
@@ -53,6 +60,22 @@ class IngressMetrics:
             "headrace_refusals_total",
             "Requests refused for want of capacity, by the bound that was reached or the error",
             ["model", "reason"],
+            registry=self.registry,
+        )
+        self.limits_exchange = Histogram(
+            "headrace_limits_exchange_seconds",
+            "Exchanges with the ledger that accounts' limits are held by",
+            buckets=(0.001, 0.0025, *_LATENCY_S[:8]),
+            registry=self.registry,
+        )
+        self.limits_alone = Gauge(
+            "headrace_limits_alone",
+            "1 while the ledger is away and this process holds limits by itself",
+            registry=self.registry,
+        )
+        self.limits_decided_alone = Counter(
+            "headrace_limits_decided_alone_total",
+            "Requests admitted or refused without the ledger",
             registry=self.registry,
         )
         self.lost_attempts = Counter(

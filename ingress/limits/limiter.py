@@ -7,7 +7,7 @@ whatever is in flight anywhere. A reservation is settled exactly once, or given 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -38,6 +38,10 @@ class Reservation(Protocol):
         """As they were when it was made; for the response's headers."""
         ...
 
+    def leave(self) -> None:
+        """The request is not in flight any more, though not known yet what it used. Idempotent."""
+        ...
+
     def settle(self, usage: Usage, microcents: int) -> None:
         """The request has ended, and this is what it used. Idempotent; never blocks."""
         ...
@@ -50,8 +54,8 @@ class Reservation(Protocol):
 class Limiter(Protocol):
     """Knows what accounts use."""
 
-    def require_credit(self, account: Account) -> None:
-        """Check what is already known of an account's budget, without asking anybody.
+    async def require_credit(self, account: Account) -> None:
+        """Check an account's budget by what this process knows; it asks if it knows nothing.
 
         Raises:
             InsufficientCredits: It is used up.
@@ -93,6 +97,9 @@ class _Nothing:
 
     standings: Sequence[Standing] = ()
 
+    def leave(self) -> None:
+        pass
+
     def settle(self, usage: Usage, microcents: int) -> None:
         del usage, microcents
 
@@ -100,10 +107,13 @@ class _Nothing:
         pass
 
 
+NOTHING: Final[Reservation] = _Nothing()
+
+
 class NoLimits:
     """A `Limiter` of a deployment that has none."""
 
-    def require_credit(self, account: Account) -> None:
+    async def require_credit(self, account: Account) -> None:
         del account
 
     async def require_room(self, account: Account) -> None:
@@ -111,7 +121,7 @@ class NoLimits:
 
     async def reserve(self, account: Account, demand: Demand) -> Reservation:
         del account, demand
-        return _Nothing()
+        return NOTHING
 
     def charge(self, account: Account, usage: Usage, microcents: int) -> None:
         del account, usage, microcents

@@ -1,0 +1,74 @@
+"""The port of the ledger: where the processes of a deployment share what accounts use.
+
+Rules every ledger obeys (the contract suite checks them):
+
+* An exchange is one transaction: all of its turns have been taken, one after the other, or none.
+* Exchanges of several processes, whatever their accounts, wait for one another and never fail for
+  that.
+* One clock judges all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
+
+from ingress.limits.state import MINUTE, AccountState, Outcome, Turn, Window, take_turn
+
+HOLD_S: Final = 10.0
+
+
+class Ledger(Protocol):
+    """Keeps the states of accounts."""
+
+    async def exchange(self, process: str, turns: Sequence[Turn]) -> Sequence[Outcome]:
+        """Take the turns of a process, of one account each.
+
+        Raises:
+            StoreUnavailable: The ledger cannot be reached, and nobody knows whether they have been
+                taken.
+        """
+        ...
+
+
+class MemoryLedger:
+    """A ledger of one process, which forgets what it knows with the process.
+
+    Args:
+        hold_s: How long the hold of a process is believed that says nothing more.
+        clock: Gives Unix seconds.
+        states: What is known before.
+    """
+
+    def __init__(
+        self,
+        *,
+        hold_s: float = HOLD_S,
+        window: Window = MINUTE,
+        clock: Callable[[], float] = time.time,
+        states: Mapping[str, AccountState] | None = None,
+    ) -> None:
+        self._hold_s = hold_s
+        self._window = window
+        self._clock = clock
+        self._states = dict(states or {})
+
+    async def exchange(self, process: str, turns: Sequence[Turn]) -> Sequence[Outcome]:
+        return self.take(process, turns)
+
+    def take(self, process: str, turns: Sequence[Turn]) -> Sequence[Outcome]:
+        """`exchange`, for nothing has to be waited for."""
+        now = self._clock()
+        outcomes = []
+        for turn in turns:
+            state = self._states.get(turn.account_id, _UNUSED)
+            outcome = take_turn(
+                state, turn, process, now=now, hold_s=self._hold_s, window=self._window
+            )
+            self._states[turn.account_id] = outcome.state
+            outcomes.append(outcome)
+        return outcomes
+
+
+_UNUSED: Final = AccountState()

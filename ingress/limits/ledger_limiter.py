@@ -1,0 +1,524 @@
+"""The `Limiter` of a process over a ledger that it shares with others.
+
+What concurrent requests ask for and have used is gathered while an exchange with the ledger is
+under way, and goes with the next one; so the more there are, the less each of them costs. Accounts
+without limits never come here.
+
+If the ledger is away nobody waits for it: the process decides by what it knew last, as if it were
+alone, and what it then admits and uses is told to the ledger when that is back. Limits then hold in
+each process, not over all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import structlog
+
+from ingress.accounts.account import Account
+from ingress.limits.ledger import Ledger, MemoryLedger
+from ingress.limits.limiter import NOTHING, Demand, Reservation
+from ingress.limits.refusals import refusal, used_up
+from ingress.limits.standing import Standing
+from ingress.limits.state import (
+    AccountState,
+    Ask,
+    Hold,
+    Level,
+    Outcome,
+    Settlement,
+    Turn,
+    Verdict,
+    Window,
+    added,
+)
+from ingress.metrics import IngressMetrics
+from ingress.settings import LimitSettings
+from ingress.stores.base import StoreUnavailable
+from schemas.delta import Usage
+from schemas.errors import ServerShuttingDown
+
+log = structlog.get_logger()
+
+_LOOK: Final = Ask(tokens=1, look=True)
+_LOOK_AT_BUDGET: Final = Ask(look=True)
+
+
+class _Used:
+    """What was used and corrected since it was last told. Grows with the window, not with use."""
+
+    __slots__ = ("microcents", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests: dict[int, int] = {}
+        self.tokens: dict[int, int] = {}
+        self.microcents = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.tokens or self.microcents)
+
+    def add(self, part: int, *, requests: int = 0, tokens: int = 0, microcents: int = 0) -> None:
+        if requests:
+            self.requests[part] = self.requests.get(part, 0) + requests
+        if tokens:
+            self.tokens[part] = self.tokens.get(part, 0) + tokens
+        self.microcents += microcents
+
+    def include(self, other: _Used) -> None:
+        self.requests = added(self.requests, other.requests)
+        self.tokens = added(self.tokens, other.tokens)
+        self.microcents += other.microcents
+
+    def settlement(self, number: int) -> Settlement:
+        return Settlement(number, self.requests, self.tokens, self.microcents)
+
+
+class _Asking:
+    """A request that waits for its verdict."""
+
+    __slots__ = ("ask", "verdict")
+
+    def __init__(self, ask: Ask, verdict: asyncio.Future[tuple[Verdict, float]]) -> None:
+        self.ask = ask
+        self.verdict = verdict
+
+
+class _Book:
+    """What this process holds of one account, and what it has to tell of it.
+
+    Attributes:
+        limits: As last heard.
+        asking: Who has not been sent with a turn.
+        state: As last seen.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self.account_id = account.account_id
+        self.limits = account.limits
+        self.asking: list[_Asking] = []
+        self.state: AccountState | None = None
+        self._open = 0
+        self._in_flight = 0
+        self._tokens: dict[int, int] = {}
+        self._microcents = 0
+        self._fresh = _Used()  # in no turn yet
+        self._owed = _Used()  # counted here, while the ledger is away, and not told to it
+        self._telling: _Used | None = None  # told to it, and not known to have arrived
+        self._told_as = 0
+        self._number = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are reservations that are not settled."""
+        return self._open > 0
+
+    @property
+    def owes(self) -> bool:
+        """Whether there is something that the ledger is not known to have heard."""
+        return bool(self._fresh or self._owed or self._telling is not None)
+
+    # --- Of requests
+
+    def hold(self, part: int, ask: Ask) -> None:
+        """A request has been admitted."""
+        self._open += 1
+        self._in_flight += 1
+        self._tokens[part] = self._tokens.get(part, 0) + ask.tokens
+        self._microcents += ask.microcents
+
+    def leave(self) -> None:
+        """It is not in flight any more."""
+        if self._open:
+            self._in_flight -= 1
+
+    def let_go(
+        self, part: int, ask: Ask, *, requests: int = 0, tokens: int = 0, microcents: int = 0
+    ) -> None:
+        """What is left of it are what it used, and whether it is to count as a request."""
+        if not self._open:
+            return  # all was let go
+        self._open -= 1
+        self._microcents -= ask.microcents
+        self._tokens[part] -= ask.tokens
+        if not self._tokens[part]:
+            del self._tokens[part]
+        self._fresh.add(part, requests=requests, tokens=tokens, microcents=microcents)
+
+    def let_all_go(self) -> None:
+        """The process ends."""
+        self._open = self._in_flight = self._microcents = 0
+        self._tokens = {}
+
+    def charge(self, microcents: int) -> None:
+        self._fresh.add(0, microcents=microcents)
+
+    # --- Of turns
+
+    def _turn(self, settlement: Settlement, asks: Sequence[_Asking]) -> Turn:
+        return Turn(
+            account_id=self.account_id,
+            limits=self.limits,
+            hold=Hold(self._in_flight, dict(self._tokens), self._microcents),
+            settlement=settlement,
+            asks=tuple(asking.ask for asking in asks),
+        )
+
+    def turn(self, asks: Sequence[_Asking]) -> Turn:
+        """For the ledger. What may have arrived already goes again as it was, and nothing else."""
+        if self._telling is None:
+            self._telling, self._owed = self._owed, _Used()
+            self._telling.include(self._fresh)
+            self._fresh = _Used()
+            self._told_as = self._next_number()
+        return self._turn(self._telling.settlement(self._told_as), asks)
+
+    def told(self, outcome: Outcome) -> None:
+        """The ledger has taken the latest turn for it."""
+        self._telling = None
+        self.state = outcome.state
+
+    def missed_turn(self, asks: Sequence[_Asking]) -> Turn:
+        """For this process alone, in place of the first one that the ledger did not take."""
+        assert self._telling is not None
+        return self._turn(self._telling.settlement(self._next_number()), asks)
+
+    def lonely_turn(self, asks: Sequence[_Asking]) -> Turn:
+        """For this process alone; the ledger is owed it."""
+        fresh, self._fresh = self._fresh, _Used()
+        self._owed.include(fresh)
+        return self._turn(fresh.settlement(self._next_number()), asks)
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def owe(self, part: int, requests: int) -> None:
+        """Requests that were admitted without the ledger, or by it in vain."""
+        self._owed.add(part, requests=requests)
+
+
+class _Reserved:
+    """What one request holds. See `Reservation`."""
+
+    __slots__ = ("_ask", "_book", "_in_flight", "_limiter", "_now", "_open", "_verdict")
+
+    def __init__(
+        self, limiter: LedgerLimiter, book: _Book, ask: Ask, verdict: Verdict, now: float
+    ) -> None:
+        self._limiter = limiter
+        self._book = book
+        self._ask = ask
+        self._verdict = verdict
+        self._now = now
+        self._in_flight = True
+        self._open = True
+
+    @property
+    def standings(self) -> Sequence[Standing]:
+        return standings_of(self._verdict, self._now)
+
+    def leave(self) -> None:
+        if self._in_flight:
+            self._in_flight = False
+            self._book.leave()
+            self._limiter.wake(self._book)
+
+    def settle(self, usage: Usage, microcents: int) -> None:
+        self._end(tokens=usage.input_tokens + usage.output_tokens, microcents=microcents)
+
+    def give_back(self) -> None:
+        self._end(requests=-1)
+
+    def _end(self, *, requests: int = 0, tokens: int = 0, microcents: int = 0) -> None:
+        if not self._open:
+            return
+        self.leave()
+        self._open = False
+        self._book.let_go(
+            self._verdict.part, self._ask, requests=requests, tokens=tokens, microcents=microcents
+        )
+        self._limiter.wake(self._book)
+
+
+class LedgerLimiter:
+    """Holds the limits of accounts together with other processes.
+
+    Must be made where a loop runs.
+
+    Args:
+        gather_s: The least time between two exchanges.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: LimitSettings,
+        metrics: IngressMetrics,
+        *,
+        gather_s: float = 0.0,
+    ) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._metrics = metrics
+        self._gather_s = gather_s
+        self._process = secrets.token_hex(8)
+        self._loop = asyncio.get_running_loop()
+        self._books: dict[str, _Book] = {}
+        self._due: dict[str, _Book] = {}  # there is something to tell or to ask
+        self._some = asyncio.Event()
+        self._ahead_s = 0.0  # of the ledger's clock
+        self._alone: MemoryLedger | None = None  # decides while the ledger is away
+        self._returning: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # --- Of requests ------------------------------------------------------------------------------
+
+    async def require_credit(self, account: Account) -> None:
+        if account.limits.budget is None:
+            return
+        book = self._book(account)
+        if book.state is None:
+            verdict, _ = await self._ask(book, _LOOK_AT_BUDGET)
+            if verdict.refusal == "budget":
+                raise used_up()
+        elif book.state.out_of_credit(account.limits, self._now()):
+            raise used_up()
+
+    async def require_room(self, account: Account) -> None:
+        if account.limits.any:
+            await self._judged(self._book(account), _LOOK)
+
+    async def reserve(self, account: Account, demand: Demand) -> Reservation:
+        if not account.limits.any:
+            return NOTHING
+        book = self._book(account)
+        ask = Ask(demand.input_tokens + demand.output_tokens, demand.microcents)
+        verdict, now = await self._judged(book, ask)
+        return _Reserved(self, book, ask, verdict, now)
+
+    def charge(self, account: Account, usage: Usage, microcents: int) -> None:
+        del usage
+        if account.limits.budget is not None and microcents:
+            book = self._book(account)
+            book.charge(microcents)
+            self.wake(book)
+
+    async def _judged(self, book: _Book, ask: Ask) -> tuple[Verdict, float]:
+        limits = book.limits
+        verdict, now = await self._ask(book, ask)
+        if verdict.refusal is not None:
+            raise refusal(verdict, ask, limits, standings_of(verdict, now))
+        return verdict, now
+
+    async def _ask(self, book: _Book, ask: Ask) -> tuple[Verdict, float]:
+        """What becomes of a request, and when that was decided."""
+        asking = _Asking(ask, self._loop.create_future())
+        book.asking.append(asking)
+        self.wake(book)
+        return await asking.verdict
+
+    def _book(self, account: Account) -> _Book:
+        book = self._books.get(account.account_id)
+        if book is None:
+            book = self._books[account.account_id] = _Book(account)
+        book.limits = account.limits
+        return book
+
+    def wake(self, book: _Book) -> None:
+        """There is something to tell or to ask."""
+        self._due[book.account_id] = book
+        self._some.set()
+        if self._running is None and not self._closed:
+            self._running = asyncio.create_task(self._run())
+
+    def _now(self) -> float:
+        """The ledger's time, as far as known."""
+        return time.time() + self._ahead_s
+
+    # --- Of exchanges -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await self._until_due()
+            due, self._due = list(self._due.values()), {}
+            self._some.clear()
+            asks = [book.asking for book in due]
+            for book in due:
+                book.asking = []
+            if self._alone is None:
+                await self._exchange(due, asks)
+            else:
+                turns = [book.lonely_turn(asking) for book, asking in zip(due, asks, strict=True)]
+                self._decide_alone(due, asks, turns)
+            if self._gather_s:
+                await asyncio.sleep(self._gather_s)
+
+    async def _until_due(self) -> None:
+        """Wait until there is something to say: what is held is said again from time to time."""
+        while not self._due:
+            holding = [book for book in self._books.values() if book.holds]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.hold_s / 3 if holding else None):
+                    await self._some.wait()
+            if not self._due and self._alone is None:
+                self._due = {book.account_id: book for book in holding}
+
+    async def _exchange(self, due: Sequence[_Book], asks: Sequence[Sequence[_Asking]]) -> None:
+        turns = [book.turn(asking) for book, asking in zip(due, asks, strict=True)]
+        attempt = asyncio.create_task(self._attempt(turns))
+        try:
+            await asyncio.wait((attempt,), timeout=self._settings.wait_s)
+        except asyncio.CancelledError:
+            attempt.cancel()
+            raise
+        outcomes = attempt.result() if attempt.done() else None
+        if outcomes is not None:
+            for book, asking, outcome in zip(due, asks, outcomes, strict=True):
+                book.told(outcome)
+                self._tell(book, asking, outcome)
+            return
+        log.warning(
+            "limits.ledger_lost", hint="accounts' limits are held by each process for itself now"
+        )
+        states = {book.account_id: book.state for book in self._books.values() if book.state}
+        self._alone = MemoryLedger(
+            hold_s=self._settings.hold_s,
+            window=Window(length_s=self._settings.window_s),
+            clock=self._now,
+            states=states,
+        )
+        self._metrics.limits_alone.set(1)
+        self._returning = asyncio.create_task(self._return(attempt, due, asks))
+        turns = [book.missed_turn(asking) for book, asking in zip(due, asks, strict=True)]
+        self._decide_alone(due, asks, turns)
+
+    async def _attempt(self, turns: Sequence[Turn]) -> Sequence[Outcome] | None:
+        """What the ledger made of these turns; None if it cannot be reached."""
+        asked_at = self._loop.time()
+        try:
+            outcomes = await self._ledger.exchange(self._process, turns)
+        except StoreUnavailable as error:
+            log.debug("limits.exchange_failed", diagnostic=error.diagnostic)
+            return None
+        except Exception as error:  # whatever it is, requests must not wait for it
+            log.error("limits.exchange_crashed", error=type(error).__name__, exc_info=error)
+            return None
+        self._metrics.limits_exchange.observe(self._loop.time() - asked_at)
+        if outcomes:
+            self._ahead_s = outcomes[-1].now - time.time()
+        return outcomes
+
+    def _tell(self, book: _Book, asking: Sequence[_Asking], outcome: Outcome) -> None:
+        """Hand out the verdicts."""
+        for one, verdict in zip(asking, outcome.verdicts, strict=True):
+            granted = verdict.refusal is None and not one.ask.look
+            if granted:
+                book.hold(verdict.part, one.ask)
+            if not one.verdict.cancelled():
+                one.verdict.set_result((verdict, outcome.now))
+            elif granted:
+                book.leave()
+                book.let_go(verdict.part, one.ask, requests=-1)
+                self.wake(book)
+
+    # --- While the ledger is away -----------------------------------------------------------------
+
+    def _decide_alone(
+        self,
+        due: Sequence[_Book],
+        asks: Sequence[Sequence[_Asking]],
+        turns: Sequence[Turn],
+    ) -> None:
+        assert self._alone is not None
+        outcomes = self._alone.take(self._process, turns)
+        for book, asking, outcome in zip(due, asks, outcomes, strict=True):
+            book.state = outcome.state
+            for one, verdict in zip(asking, outcome.verdicts, strict=True):
+                if verdict.refusal is None and not one.ask.look:
+                    book.owe(verdict.part, 1)
+                self._metrics.limits_decided_alone.inc()
+            self._tell(book, asking, outcome)
+
+    async def _return(
+        self,
+        attempt: asyncio.Task[Sequence[Outcome] | None],
+        sent: Sequence[_Book],
+        asks: Sequence[Sequence[_Asking]],
+    ) -> None:
+        """Come back to the ledger, whether it was slow or away."""
+        outcomes = await attempt
+        while outcomes is None:
+            await asyncio.sleep(self._settings.retry_s)
+            sent = [book for book in self._books.values() if book.owes or book.holds]
+            asks = [[] for _ in sent]
+            outcomes = await self._attempt([book.turn(()) for book in sent])
+        for book, asking, outcome in zip(sent, asks, outcomes, strict=True):
+            book.told(outcome)
+            for one, verdict in zip(asking, outcome.verdicts, strict=True):
+                if verdict.refusal is None and not one.ask.look:
+                    book.owe(verdict.part, -1)  # it came too late, and was decided here
+        self._alone = None
+        self._metrics.limits_alone.set(0)
+        log.info("limits.ledger_found")
+        for book in self._books.values():
+            if book.owes or book.holds:
+                self.wake(book)
+
+    # --- The end ----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [task for task in (self._running, self._returning) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for book in self._books.values():
+            for asking in book.asking:
+                if not asking.verdict.done():
+                    asking.verdict.set_exception(ServerShuttingDown("The server is shutting down."))
+        left = [book for book in self._books.values() if book.owes or book.holds]
+        for book in left:
+            book.let_all_go()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.wait_s):
+                while left:
+                    outcomes = await self._attempt([book.turn(()) for book in left])
+                    if outcomes is None:
+                        break
+                    for book, outcome in zip(left, outcomes, strict=True):
+                        book.told(outcome)
+                    left = [book for book in left if book.owes]
+        if left:
+            log.warning("limits.untold", accounts=len(left))
+
+
+def standings_of(verdict: Verdict, now: float) -> Sequence[Standing]:
+    """How an account stands, as clients are told."""
+    levels: Sequence[tuple[Literal["requests", "tokens"], Level | None]] = (
+        ("requests", verdict.requests),
+        ("tokens", verdict.tokens),
+    )
+    return tuple(
+        Standing(
+            kind=kind,
+            limit=level.limit,
+            remaining=level.remaining,
+            reset_s=level.full_in_s,
+            reset_at=_moment(now + level.full_in_s),
+        )
+        for kind, level in levels
+        if level is not None
+    )
+
+
+def _moment(at: float) -> str:
+    """In whole seconds, not before it."""
+    return datetime.fromtimestamp(math.ceil(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
