@@ -58,12 +58,8 @@ class Catalog:
         """
         wanted = name.casefold()
         cards = self.models()
-        for card in cards:
-            if card.id.casefold() == wanted:
-                return card
-        for card in cards:
-            if any(alias.casefold() == wanted for alias in card.aliases):
-                return card
+        if (card := find(cards, name)) is not None:
+            return card
         if wanted in self._known_names or not (cards or self._known_names):
             raise ModelUnavailable("No worker is ready to serve this model; try again shortly.")
         raise ModelNotFound("The requested model does not exist.", param="model")
@@ -105,3 +101,15 @@ class Catalog:
     def ready(self) -> bool:
         """Whether any model can answer."""
         return any(not worker.draining for worker in self._dispatcher.workers())
+
+
+def find(cards: Sequence[ModelCard], name: str) -> ModelCard | None:
+    """The card of an id, else of an alias, whatever the case."""
+    wanted = name.casefold()
+    for card in cards:
+        if card.id.casefold() == wanted:
+            return card
+    for card in cards:
+        if any(alias.casefold() == wanted for alias in card.aliases):
+            return card
+    return None

@@ -9,6 +9,7 @@ import msgspec
 
 from ingress.dialects.profile import ProfileName
 from schemas.errors import AccountDisabled, ModelAccessDenied
+from schemas.job import Job
 from schemas.model_card import ModelCard
 
 Period: TypeAlias = Literal["day", "month", "total"]
@@ -58,7 +59,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         account_id: Names it in records and logs.
         name: For people.
         disabled: Its keys are known and refused.
-        models: Ids of the models it may use; None for all.
+        models: Ids or catalogue aliases of the models it may use; None for all.
         aliases: Its own names for models: name to id. They come before the catalogue's.
         always_zdr: Every request is treated as one that requires zero data retention.
         profile: Its dialect profile; None for the deployment's.
@@ -99,8 +100,22 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it has access to a model."""
         if self.models is None:
             return True
-        wanted = card.id.casefold()
-        return any(model.casefold() == wanted for model in self.models)
+        names = {name.casefold() for name in (card.id, *card.aliases)}
+        return any(model.casefold() in names for model in self.models)
+
+    def ranked(self, job: Job, card: ModelCard) -> Job:
+        """The Job with a rank that its requests may have, if it asks for none: that nearest to 0.
+
+        What asks for one has been checked before.
+        """
+        lowest, highest = card.capabilities.engine.priorities
+        engine = job.sampling.engine
+        if self.priorities is None or lowest == highest or engine.priority is not None:
+            return job
+        rank = max(self.priorities[0], min(0, self.priorities[1]))
+        engine = msgspec.structs.replace(engine, priority=max(lowest, min(rank, highest)))
+        sampling = msgspec.structs.replace(job.sampling, engine=engine)
+        return msgspec.structs.replace(job, sampling=sampling)
 
     def require_access(self, card: ModelCard) -> None:
         """Check that it may use a model that exists.

@@ -111,7 +111,7 @@ def revoke(database: str, key_id: str, as_json: bool) -> None:
 @click.option(
     "--overlap",
     type=Duration(),
-    default=0.0,
+    default="0",
     help="For which the old key is valid beside the new one, such as 30m or 1d. Default: 0.",
 )
 @_expiry

@@ -18,7 +18,9 @@ from typing import Final
 import msgspec
 import structlog
 
+from ingress.accounts.account import Account
 from ingress.batch import result_lines
+from ingress.batch.access import terms_of_batch
 from ingress.batch.capacity import Capacity
 from ingress.batch.completion import complete
 from ingress.batch.lines import InputLine
@@ -60,15 +62,19 @@ class Request:
 
     Attributes:
         wanted: The dialect's request.
+        model: What the catalogue is to look for.
     """
 
-    __slots__ = ("custom_id", "line", "request_id", "wanted")
+    __slots__ = ("custom_id", "line", "model", "request_id", "wanted")
 
-    def __init__(self, line: InputLine, request_id: str, wanted: DialectRequest) -> None:
+    def __init__(
+        self, line: InputLine, request_id: str, wanted: DialectRequest, model: str
+    ) -> None:
         self.line = line.line
         self.custom_id = line.custom_id
         self.request_id = request_id
         self.wanted = wanted
+        self.model = model
 
 
 class LineRunner:
@@ -93,16 +99,22 @@ class LineRunner:
         self._capacity = capacity
         self._settings = settings
         self._clock = clock
-        self._profile = PROFILES[services.settings.profile]
+
+    @property
+    def _terms(self) -> Account:
+        """Of the batch's account, as they are now."""
+        return terms_of_batch(self._services.directory, self._batch)
 
     def understand(self, line: InputLine) -> Request | LineResult:
         """What a line asks for; or its result, if that is nothing that could be executed."""
         request_id = new_request_id()
         try:
+            terms = self._terms
+            terms.require_enabled()
             wanted = self._dialect.parse(line.body)
             if wanted.stream:
                 raise UnsupportedValue("A request of a batch cannot stream.", param="stream")
-            return Request(line, request_id, wanted)
+            return Request(line, request_id, wanted, terms.model_named(wanted.model))
         except ServingError as error:
             return self._errored(line.line, line.custom_id, request_id, error.info())
         except Exception as error:
@@ -116,6 +128,7 @@ class LineRunner:
     async def run(self, request: Request, card: ModelCard) -> LineResult:
         """The result of a line; does not end before there is one."""
         try:
+            self._terms.require_access(card)
             body, usage = await self._answer(request, card)
         except ServingError as error:
             return self.refuse(request, error)
@@ -169,6 +182,8 @@ class LineRunner:
         """A Job of its own for every try: a stray message of an earlier one must fit nowhere."""
         services, dialect = self._services, self._dialect
         now = self._clock()
+        terms = self._terms
+        profile = PROFILES[terms.profile or services.settings.profile]
         response_id = secrets.token_hex(16)
         ends_at = self._batch.expires_at
         normalised = dialect.normalise(
@@ -180,16 +195,17 @@ class LineRunner:
                 now=now,
                 deadline=ends_at + _AFTER_THE_END_S,
                 queue_deadline=ends_at + services.catalog.clock_ahead_s(card),
-                profile=self._profile,
+                profile=profile,
+                priorities=terms.priorities,
             ),
         )
-        job = msgspec.structs.replace(normalised.job, job_class="batch")
+        job = msgspec.structs.replace(terms.ranked(normalised.job, card), job_class="batch")
         stamp = Stamp(
             response_id=response_id,
             created=int(now),
             model=card.id,
             request_id=request.request_id,
-            profile=self._profile,
+            profile=profile,
             clock=self._clock,
         )
         encoder = dialect.encoder(request.wanted, job, stamp)

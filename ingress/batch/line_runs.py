@@ -142,7 +142,7 @@ class LineRuns:
             await self._keep(self._runner.refuse(request, error))
             return None
         if place is None:
-            return request.wanted.model
+            return request.model
         self._begin(request, *place)
         return None
 
@@ -160,7 +160,7 @@ class LineRuns:
             ModelNotFound: There is no such model.
         """
         while True:
-            card = self._served(request.wanted.model)
+            card = self._served(request.model)
             if card is not None:
                 place = await self._window.enter(card.id, size)
                 if place is not None:

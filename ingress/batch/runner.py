@@ -17,6 +17,7 @@ from contextlib import suppress
 import structlog
 
 from ingress.batch import lifecycle
+from ingress.batch.access import terms_of_batch
 from ingress.batch.capacity import Capacity
 from ingress.batch.commits import Commits
 from ingress.batch.endings import cancelled
@@ -164,6 +165,8 @@ class BatchRun:
     # --- The steps --------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        directory, account = self._services.directory, self.batch.account
+        await persistently(lambda: directory.require_known(account), what="look its account up")
         if self._needs_validation():
             await self._validate()
         if self.batch.status == "in_progress" and not self._leaving:
@@ -178,8 +181,9 @@ class BatchRun:
 
     async def _validate(self) -> None:
         services = self._services
+        terms = terms_of_batch(services.directory, self.batch)
         finding = await persistently(
-            lambda: validate(self.batch, self._blobs, services.catalog, self._capacity),
+            lambda: validate(self.batch, self._blobs, services.catalog, self._capacity, terms),
             what="validate",
         )
         await self._change(lambda batch: self._validated(batch, finding))

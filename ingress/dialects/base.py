@@ -51,6 +51,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         now, deadline, queue_deadline: Unix seconds.
+        priorities: The lowest and highest that the caller may ask for; None leaves it to the model.
     """
 
     job_id: str
@@ -59,6 +60,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     queue_deadline: float
     profile: Profile = WAFER
+    priorities: tuple[int, int] | None = None
 
 
 class Normalised(msgspec.Struct, frozen=True, kw_only=True):

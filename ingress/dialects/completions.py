@@ -66,6 +66,7 @@ class Completions:
             raise EndpointNotSupported(
                 "This model has no text completions; use /v1/chat/completions.", param="model"
             )
+        _check_priority(request.priority, context.priorities)
         _check_prompts(request, card)
         _check_token_ids(request, card)
         _check_capabilities(request, card)
@@ -209,6 +210,16 @@ def _sampling(request: CompletionRequest, card: ModelCard) -> SamplingParams:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def _check_priority(priority: int | None, allowed: tuple[int, int] | None) -> None:
+    if priority is None or allowed is None:
+        return
+    lowest, highest = allowed
+    if not lowest <= priority <= highest:
+        raise UnsupportedValue(
+            f"`priority` must be from {lowest} to {highest} for this account.", param="priority"
+        )
 
 
 def _priority(priority: int | None, card: ModelCard) -> int | None:

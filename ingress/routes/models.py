@@ -1,7 +1,9 @@
 """The model catalogue, with one body for both client families.
 
-Public: answered without a key, but a key that is sent must be valid. A model is listed under its id
-and then under each of its aliases, since some clients only offer names that begin in a certain way.
+Public: answered without a key, but a key that is sent must be valid, and then only what its account
+may use is there. A model is listed under its id and then under each of its aliases, since some
+clients only offer names that begin in a certain way. The aliases of an account come before the
+catalogue's, here as in its requests: a name is listed for the model that answers to it.
 
 Source: model catalogue, sections 2 to 4.
 """
@@ -15,6 +17,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingress.accounts.account import UNLIMITED, Account
+from ingress.catalog import find
 from ingress.dialects import wire_json
 from ingress.errors import speaks_anthropic
 from ingress.model_object import model_object
@@ -32,15 +36,15 @@ def model_routes(services: Services) -> APIRouter:
     """`/v1/models` and `/v1/models/{id}`; ids may contain slashes."""
     router = APIRouter(include_in_schema=False)
 
-    def authenticate(request: Request) -> None:
+    def entries_for(request: Request) -> list[dict[str, Any]]:
         try:
-            services.authenticator.authenticate(request.scope["headers"])
+            terms = services.authenticator.authenticate(request.scope["headers"]).terms
         except MissingApiKey:
-            return
+            terms = UNLIMITED
+        return _entries(services.catalog.models(), terms)
 
     async def list_models(request: Request) -> Response:
-        authenticate(request)
-        entries = _entries(services.catalog.models())
+        entries = entries_for(request)
         query = request.query_params
         more = False
         if speaks_anthropic(request) or any(name in query for name in _PAGE_PARAMETERS):
@@ -61,8 +65,7 @@ def model_routes(services: Services) -> APIRouter:
         )
 
     async def retrieve_model(request: Request, model: str) -> Response:
-        authenticate(request)
-        entries = _entries(services.catalog.models())
+        entries = entries_for(request)
         position = _position(entries, model)
         if position is None:
             raise ModelNotFound("The requested model does not exist.", param="model")
@@ -73,16 +76,23 @@ def model_routes(services: Services) -> APIRouter:
     return router
 
 
-def _entries(cards: Sequence[ModelCard]) -> list[dict[str, Any]]:
+def _entries(cards: Sequence[ModelCard], terms: Account) -> list[dict[str, Any]]:
     """Every model under every name. A name that several have goes to the one that answers to it."""
-    taken = {card.id.casefold() for card in cards}
+    given = {alias.casefold() for alias in terms.aliases}
+    taken = {card.id.casefold() for card in cards} | given
     entries = []
     for card in cards:
-        entries.append(model_object(card))
+        usable = terms.may_use(card)
+        if usable and card.id.casefold() not in given:
+            entries.append(model_object(card))
+        for alias, model in terms.aliases.items():
+            if usable and find(cards, model) is card:
+                entries.append(model_object(card, alias))
         for alias in card.aliases:
             if alias.casefold() not in taken:
                 taken.add(alias.casefold())
-                entries.append(model_object(card, alias))
+                if usable:
+                    entries.append(model_object(card, alias))
     return entries
 
 
