@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from ingress.dialects.base import Dialect
 from ingress.dialects.registry import DIALECTS
+from ingress.limits.refusals import Refused
 from schemas.errors import (
     ErrorInfo,
     InternalError,
@@ -97,7 +98,12 @@ def _without_surrogates(text: str) -> str:
 
 
 def _respond(request: Request, error: ServingError) -> Response:
-    return error_response(dialect_of(request), error.info(), request.state.request_id)
+    dialect, info = dialect_of(request), error.info()
+    if isinstance(error, Refused):
+        standing = dialect.limit_headers(error.standings)
+        headers = [(name.decode(), value.decode()) for name, value in standing]
+        info = msgspec.structs.replace(info, headers=(*info.headers, *headers))
+    return error_response(dialect, info, request.state.request_id)
 
 
 async def _on_serving_error(request: Request, error: Exception) -> Response:

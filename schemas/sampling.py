@@ -41,12 +41,14 @@ class OutputLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
             left of the window. None: the request fails with `context_length_exceeded`.
         headroom: Room for reasoning on top of `max_tokens`, as far as the window has it.
         min_tokens: Stop conditions are suppressed before this many tokens.
+        by_default: The client set none, and this is the model's own; few answers come near it.
     """
 
     max_tokens: int
     fallback_tokens: int | None = None
     headroom: int = 0
     min_tokens: int = 0
+    by_default: bool = False
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):

@@ -26,7 +26,7 @@ def output_limit(
     """
     default = card.default_output_tokens
     if requested is None or requested > card.context_length:
-        return OutputLimit(max_tokens=default, fallback_tokens=default)
+        return OutputLimit(max_tokens=default, fallback_tokens=default, by_default=True)
     limit = requested
     if card.max_output_tokens is not None:
         limit = min(limit, card.max_output_tokens)

@@ -84,20 +84,23 @@ def test_capabilities_gate(fields: dict[str, Any], capabilities: Capabilities, p
     assert chat(card(capabilities=capabilities), n=1, logprobs=False) is not None
 
 
+BY_DEFAULT = OutputLimit(max_tokens=65_536, fallback_tokens=65_536, by_default=True)
+
+
 @pytest.mark.rule("chat.max-completion-tokens", "chat.limit-default", "chat.limit-ignored")
 @pytest.mark.parametrize(
     ("fields", "limit"),
     [
-        ({}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
+        ({}, BY_DEFAULT),
         ({"max_tokens": 5}, OutputLimit(max_tokens=5, fallback_tokens=65_536)),
         ({"max_completion_tokens": 9}, OutputLimit(max_tokens=9, fallback_tokens=65_536)),
         (
             {"max_tokens": 5, "max_completion_tokens": 9},
             OutputLimit(max_tokens=5, fallback_tokens=65_536),
         ),
-        ({"max_tokens": 10**18}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
-        ({"max_tokens": 1e30}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
-        ({"max_tokens": 131_073}, OutputLimit(max_tokens=65_536, fallback_tokens=65_536)),
+        ({"max_tokens": 10**18}, BY_DEFAULT),
+        ({"max_tokens": 1e30}, BY_DEFAULT),
+        ({"max_tokens": 131_073}, BY_DEFAULT),
         ({"max_tokens": 131_072}, OutputLimit(max_tokens=131_072, fallback_tokens=65_536)),
     ],
 )

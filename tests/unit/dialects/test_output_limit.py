@@ -28,7 +28,8 @@ def test_rules(
 ) -> None:
     card = ModelCard(id="m", context_length=context, max_output_tokens=cap)
     found = output_limit(requested, card, OFF, retry_without=True)
-    assert found == OutputLimit(max_tokens=limit, fallback_tokens=default)
+    by_default = requested is None or requested > context
+    assert found == OutputLimit(max_tokens=limit, fallback_tokens=default, by_default=by_default)
 
 
 def test_a_limit_that_must_fit_has_no_fallback_but_a_default_always_has() -> None:
@@ -43,4 +44,5 @@ def test_headroom_goes_on_top_of_the_clients_limit_only() -> None:
     roomier = OutputLimit(max_tokens=800, fallback_tokens=800, headroom=50)
     assert output_limit(900, card, ON, retry_without=True) == roomier
     assert output_limit(900, card, OFF, retry_without=True) == limit
-    assert output_limit(None, card, ON, retry_without=True) == limit
+    of_model = OutputLimit(max_tokens=800, fallback_tokens=800, by_default=True)
+    assert output_limit(None, card, ON, retry_without=True) == of_model

@@ -367,7 +367,9 @@ def test_fixed_sampling_of_a_model_stays() -> None:
 def test_the_limit_is_not_dropped_when_it_does_not_fit() -> None:
     assert job(max_output_tokens=64).sampling.limit == OutputLimit(max_tokens=64)
     default = card().default_output_tokens
-    assert job().sampling.limit == OutputLimit(max_tokens=default, fallback_tokens=default)
+    assert job().sampling.limit == OutputLimit(
+        max_tokens=default, fallback_tokens=default, by_default=True
+    )
     capped = card(max_output_tokens=32)
     assert job(capped, max_output_tokens=64).sampling.limit == OutputLimit(max_tokens=32)
 
