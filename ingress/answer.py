@@ -58,6 +58,9 @@ class Answer(Response):
         on_phase: Called when another phase begins.
         refine: Completes an error by what the process knows, such as when to try again.
         on_end: Called once with the HTTP status and the error, if any, when all is over.
+
+    Attributes:
+        error: Why it will not be whole, once that is known.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Answer(Response):
         on_end: Callable[[int, ErrorInfo | None], None],
     ) -> None:
         self.background = None
+        self.error: ErrorInfo | None = None
         self._generation = generation
         self._encoder = encoder
         self._dialect = dialect
@@ -131,6 +135,7 @@ class Answer(Response):
             raise
         finally:
             info = self._refine(error.info()) if error is not None else None
+            self.error = info
             self._on_end(self._status_for(info), info)
             await asyncio.shield(self._generation.close())
         if info is not None and not isinstance(error, ClientClosedRequest):

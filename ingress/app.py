@@ -14,6 +14,7 @@ from ingress.accounts.directory import AccountDirectory, configured
 from ingress.accounts.store import AccountStore
 from ingress.catalog import Catalog
 from ingress.errors import install_error_handlers
+from ingress.idempotency.store import IdempotencyStore
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
@@ -43,11 +44,12 @@ def build_services(
     store: BatchStore | None = None,
     blobs: BlobStore | None = None,
     accounts: AccountStore | None = None,
+    idempotency: IdempotencyStore | None = None,
 ) -> Services:
     """Everything a request needs; `media` is made from the settings unless it is given.
 
-    Without `store` and `blobs` there are no files and batches, and without `accounts` only the
-    configuration's.
+    Without `store` and `blobs` there are no files and batches, without `accounts` only the
+    configuration's, and without `idempotency` a key is known to this process alone.
     """
     return Services(
         settings=settings,
@@ -63,6 +65,7 @@ def build_services(
         media=media or Media(settings.media),
         store=store,
         blobs=blobs,
+        idempotency=idempotency,
     )
 
 
@@ -87,9 +90,10 @@ async def opened_services(
         store=store,
         blobs=blobs,
         accounts=account_store(database),
+        idempotency=_idempotency_store(database),
     )
     try:
-        async with services.directory.following():
+        async with services.directory.following(), services.keyed_requests.upkeep():
             yield services
     finally:
         await services.limiter.close()
@@ -103,6 +107,14 @@ def account_store(database: Database | None) -> AccountStore | None:
     from ingress.stores.sql_accounts import SqlAccounts
 
     return SqlAccounts(database)
+
+
+def _idempotency_store(database: Database | None) -> IdempotencyStore | None:
+    if database is None:
+        return None
+    from ingress.stores.sql_idempotency import SqlIdempotency
+
+    return SqlIdempotency(database)
 
 
 def build_app(services: Services) -> ASGIApp:

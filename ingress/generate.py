@@ -1,9 +1,10 @@
 """The straight line from body to answer.
 
-    length -> authenticate -> read -> parse -> model -> normalise -> reserve -> admit
+    length -> authenticate -> read -> parse -> model -> (once) -> normalise -> reserve -> admit
     -> Generation -> Answer
 
-The order is the precedence of errors: the first that applies is the one reported.
+`once` is for requests with an `Idempotency-Key`: what follows it is done once for all that have the
+same. The order is the precedence of errors: the first that applies is the one reported.
 Source: error catalogue, "Precedence". A request refused by validation never holds a slot.
 """
 
@@ -22,6 +23,8 @@ from ingress.backlog import Overload
 from ingress.dialects.base import Dialect, DialectRequest, JobContext, Normalised, Stamp
 from ingress.estimate import estimate_tokens
 from ingress.generation import Generation
+from ingress.idempotency.key import HEADER, key_of, keyed
+from ingress.idempotency.repeated import Asker
 from ingress.limits.limiter import Demand
 from ingress.media import has_links
 from ingress.record import RequestRecord
@@ -40,7 +43,6 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         ServingError: It is refused; nothing has been sent and nothing is held.
     """
     settings = services.settings
-    request_id: str = request.state.request_id
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     terms = principal.terms
@@ -56,6 +58,42 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     card = services.catalog.lookup(terms.model_named(wanted.model))
     terms.require_access(card)
     zdr = require_zdr(request, terms, card)
+
+    async def start() -> Answer:
+        return await _start(services, request, dialect, principal, wanted, card, zdr=zdr)
+
+    key = None if zdr else key_of(request)
+    if key is None:
+        return await start()
+    asker = Asker(
+        request_id=request.state.request_id,
+        dialect=dialect.name,
+        model=card.id,
+        principal=principal.name,
+        stream=wanted.stream,
+        client_retry=_client_retry(request),
+    )
+    same = keyed(key, principal.account, dialect.path, body)
+    return await services.keyed_requests.once(request, same, asker, start)
+
+
+async def _start(
+    services: Services,
+    request: Request,
+    dialect: Dialect,
+    principal: Principal,
+    wanted: DialectRequest,
+    card: ModelCard,
+    *,
+    zdr: bool,
+) -> Answer:
+    """Begin to answer a request that may use this model.
+
+    Raises:
+        ServingError: It is refused; nothing is held.
+    """
+    settings = services.settings
+    request_id: str = request.state.request_id
     now = time.time()
     response_id = secrets.token_hex(16)
     profile = services.profile_of(principal)
@@ -84,7 +122,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         clock=time.time,
     )
     encoder = dialect.encoder(wanted, job, stamp)
-    reservation = await services.limiter.reserve(terms, _demand(job, card))
+    reservation = await services.limiter.reserve(principal.terms, _demand(job, card))
     try:
         slot = _admit(services, job, card)
     except BaseException:
@@ -115,7 +153,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         stream=wanted.stream,
         request_id=request_id,
         limits=settings.limits,
-        ignored=normalised.ignored,
+        ignored=(*normalised.ignored, *_without_effect(request, zdr=zdr)),
         headers=dialect.limit_headers(reservation.standings),
         on_phase=slot.follow,
         refine=record.refine,
@@ -181,6 +219,11 @@ def _admit(services: Services, job: Job, card: ModelCard) -> Slot:
     except ServiceError as error:
         refusals.labels(card.id, error.code).inc()
         raise
+
+
+def _without_effect(request: Request, *, zdr: bool) -> tuple[str, ...]:
+    """Headers of a request that have none: a key would have something of it written down."""
+    return (HEADER,) if zdr and HEADER in request.headers else ()
 
 
 def _client_retry(request: Request) -> int | None:

@@ -12,6 +12,9 @@ from ingress.auth import Authenticator, Principal
 from ingress.backlog import Backlog
 from ingress.catalog import Catalog
 from ingress.dialects.profile import PROFILES, Profile
+from ingress.idempotency.kept import KeptAnswers
+from ingress.idempotency.requests import KeyedRequests
+from ingress.idempotency.store import IdempotencyStore, MemoryIdempotencyStore
 from ingress.limits.limiter import Limiter, NoLimits
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
@@ -43,6 +46,7 @@ class Services:
         accounts: Where accounts are kept; None where there are only those of the configuration.
         limiter: What accounts may use.
         usage: Where records of requests go.
+        keyed_requests: Those with an `Idempotency-Key`.
         answers: The answers and transfers under way, for shutting down.
     """
 
@@ -60,6 +64,7 @@ class Services:
         accounts: AccountStore | None = None,
         limiter: Limiter | None = None,
         usage: Recorder | None = None,
+        idempotency: IdempotencyStore | None = None,
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -77,6 +82,15 @@ class Services:
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
         )
         self.answers: set[UnderWay] = set()
+        self.keyed_requests = KeyedRequests(
+            settings.idempotency,
+            idempotency or MemoryIdempotencyStore(),
+            None if blobs is None else KeptAnswers(blobs),
+            write_s=settings.limits.write_s,
+            wait_s=settings.limits.queue_wait_s,
+            metrics=metrics,
+            under_way=self.answers,
+        )
 
     def profile_of(self, principal: Principal) -> Profile:
         """The dialect profile of a principal's requests: its account's, else the deployment's."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ingress.config import Config
 from ingress.dialects.profile import ProfileName
+from ingress.idempotency.settings import IdempotencySettings
 
 
 class TimeLimits(BaseModel):
@@ -122,6 +123,7 @@ class IngressSettings(BaseModel):
     grace_s: float = Field(default=120.0, ge=0)
     limits: TimeLimits = TimeLimits()
     media: MediaLimits = MediaLimits()
+    idempotency: IdempotencySettings = IdempotencySettings()
 
 
 def data_dir() -> Path:

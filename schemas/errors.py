@@ -349,7 +349,18 @@ class BatchZdrNotSupported(RequestError):
 
 
 class IdempotencyKeyReused(RequestError):
+    """For good: official clients must not try it again, as they would a 409."""
+
+    status = 409
     code = "idempotency_key_reused"
+    retryable = False
+
+
+class IdempotentRequestRunning(RequestError):
+    status = 409
+    code = "idempotent_request_running"
+    retryable = True
+    default_retry_after_s = 5
 
 
 class EndpointNotSupported(RequestError):

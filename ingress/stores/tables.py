@@ -252,16 +252,15 @@ idempotent_requests: Final = sa.Table(
     _needed("key_digest", sa.LargeBinary, key=True),
     _needed("request_digest", sa.LargeBinary),
     _needed("owner", AnyText),
-    _needed("state", AnyText),
+    _needed("running", sa.Boolean),
+    _needed("kept", sa.Boolean),
     _needed("created_at", sa.Double),
     _needed("expires_at", sa.Double),
-    _optional("answer_blob", AnyText),
-    _optional("status", sa.Integer),
-    _optional("media_type", AnyText),
     sa.Index("idempotent_requests_expires_at_idx", "expires_at"),
+    sa.Index("idempotent_requests_owner_idx", "owner"),
 )
-"""Inference requests with an idempotency key: `state` is `running` or `ended`; `owner` is the
-process that runs it, and `expires_at` when another may take it for lost, or it is forgotten."""
+"""Inference requests with an idempotency key, as `ingress.idempotency.store` has them: `owner` is
+the process that runs it, and `expires_at` when another may take it for lost, or it is forgotten."""
 
 for _name, _columns, _where in (
     ("batches_unfinished", ("created_at", "batch_id"), UNFINISHED_SQL),

@@ -99,17 +99,16 @@ def upgrade() -> None:
         _needed("key_digest", sa.LargeBinary),
         _needed("request_digest", sa.LargeBinary),
         _needed("owner", Text),
-        _needed("state", Text),
+        _needed("running", sa.Boolean),
+        _needed("kept", sa.Boolean),
         _needed("created_at", sa.Double),
         _needed("expires_at", sa.Double),
-        _optional("answer_blob", Text),
-        _optional("status", sa.Integer),
-        _optional("media_type", Text),
         sa.PrimaryKeyConstraint("account", "key_digest", name="idempotent_requests_pkey"),
     )
     op.create_index("idempotent_requests_expires_at_idx", "idempotent_requests", ["expires_at"])
 
 
+    op.create_index("idempotent_requests_owner_idx", "idempotent_requests", ["owner"])
 def downgrade() -> None:
     for table in (
         "idempotent_requests",
