@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -57,7 +57,8 @@ class Answer(Response):
         headers: Further headers of the answer.
         on_phase: Called when another phase begins.
         refine: Completes an error by what the process knows, such as when to try again.
-        on_end: Called once with the HTTP status and the error, if any, when all is over.
+        on_end: Called once with the HTTP status and the error, if any, when all is over; ends the
+            Generation.
 
     Attributes:
         error: Why it will not be whole, once that is known.
@@ -76,7 +77,7 @@ class Answer(Response):
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_phase: Callable[[Phase], object],
         refine: Callable[[ErrorInfo], ErrorInfo],
-        on_end: Callable[[int, ErrorInfo | None], None],
+        on_end: Callable[[int, ErrorInfo | None], Awaitable[None]],
     ) -> None:
         self.background = None
         self.error: ErrorInfo | None = None
@@ -136,8 +137,7 @@ class Answer(Response):
         finally:
             info = self._refine(error.info()) if error is not None else None
             self.error = info
-            self._on_end(self._status_for(info), info)
-            await asyncio.shield(self._generation.close())
+            await asyncio.shield(self._on_end(self._status_for(info), info))
         if info is not None and not isinstance(error, ClientClosedRequest):
             await self._tell(info, scope, receive, send)
 

@@ -96,6 +96,7 @@ async def opened_services(
         async with services.directory.following(), services.keyed_requests.upkeep():
             yield services
     finally:
+        await services.settled()
         await services.limiter.close()
         await services.usage.close()
 

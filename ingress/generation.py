@@ -7,6 +7,10 @@ drive it the same way. Times are in the event loop's clock.
 An attempt that is lost is followed by the next one, which goes on after what has arrived. That is
 always correct: the old one is cancelled, and its messages carry a number that nobody listens to any
 more. So where it is not certain that a worker is lost, moving on costs computing and nothing else.
+What a lost attempt has generated counts as far as it has arrived: the rest is part of no answer.
+
+A request that is given up is cancelled at once. What its engine generated until it heard of that is
+learnt a moment later (`last_figures`), from the worker's own last word.
 
 Source: streaming failures, sections 2, 4 and 6.
 """
@@ -14,6 +18,7 @@ Source: streaming failures, sections 2, 4 and 6.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -143,7 +148,9 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._began_at = self._queued_at = self._loop.time()
         self._heard_at = self._progress_at = self._began_at
+        self._dispatching: asyncio.Task[Reply] | None = None
         self._reply: Reply | None = None
+        self._lost_attempt = 0  # nothing more counts of this one
         self._sequence = SequenceChecker(job.attempt)
         self._checker = ReplyChecker(job.choices)
         self._arrived = Arrived(job.choices)
@@ -176,6 +183,15 @@ class Generation:
         return Usage(self._input_tokens, self._cached_tokens, output_tokens, 0)
 
     @property
+    def is_final(self) -> bool:
+        """Whether `usage` is final: nothing more that counts can arrive."""
+        if self._usage is not None or self._loss is not None:
+            return True
+        if self._reply is None:
+            return self._dispatching is None
+        return self._lost_attempt == self.attempt
+
+    @property
     def ttft_s(self) -> float | None:
         """Seconds to the first token, if it came."""
         return None if self.first_token_at is None else self.first_token_at - self._began_at
@@ -196,7 +212,14 @@ class Generation:
             self._queued_at = self._loop.time()
             self._enter("queued")
         self._sent_at = self._loop.time()
-        self._reply = await self._dispatcher.dispatch(self._next_job(None))
+        # Who waits for it may be cancelled, and yet a worker may have the Job already.
+        self._dispatching = asyncio.create_task(self._dispatcher.dispatch(self._next_job(None)))
+        try:
+            self._reply = await asyncio.shield(self._dispatching)
+        except Exception:
+            self._dispatching = None  # it was refused
+            raise
+        self._dispatching = None
 
     async def receive(self) -> Sequence[Delta]:
         """The Deltas that have arrived; waits for some. The last batch ends with `Completed`.
@@ -290,10 +313,7 @@ class Generation:
 
     def _take(self, message: ReplyMessage, deltas: list[Delta]) -> None:
         arrived, feed = self._arrived, self._checker.feed
-        if message.token_ids:
-            arrived.add_ids(message)
-        else:
-            self._spoken += sum(type(delta) in _SPOKEN for delta in message.deltas)
+        self._count(message)
         for delta in message.deltas:
             feed(delta)
             if type(delta) in _SIGNALS:
@@ -373,6 +393,7 @@ class Generation:
         """
         assert self._reply is not None
         self._loss = None
+        self._lost_attempt = self.attempt
         now = self._loop.time()
         if self._lost_at is None:
             self._lost_at = now
@@ -531,20 +552,77 @@ class Generation:
                 found.append((suspected_at + limits.last_words_s, "redelivered"))
         return min(found)
 
+    async def cancel(self) -> None:
+        """Give the reply up: one that has not ended is cancelled at once. Idempotent.
+
+        Nothing is received any more.
+        """
+        ended, self.phase = self.phase == "ended", "ended"
+        self.on_phase = self.on_limit = lambda: None
+        if self._reply is not None and not ended:
+            await self._cancel(self._reply)
+
+    async def last_figures(self) -> None:
+        """After `cancel`, wait until `usage` is final, but not for long."""
+        # What is not known in the end stays at what has arrived.
+        with contextlib.suppress(TimeoutError, ServingError):
+            async with asyncio.timeout(self._limits.last_figure_s):
+                await self._cancel_dispatched()
+                while self._reply is not None and not self.is_final:
+                    for message in await self._reply.receive():
+                        self._hear_figures(message)
+
     async def close(self) -> None:
-        """Give back what the reply holds; a reply that has not ended is cancelled. Idempotent."""
+        """Give back what the reply holds; one that has not ended is cancelled. Idempotent."""
+        await self.cancel()
+        if self._dispatching is not None:
+            self._dispatching.cancel()  # the dispatcher cancels the Job then
+        await self._cancel_dispatched()
         reply, self._reply = self._reply, None
-        if reply is None:
+        if reply is not None:
+            await reply.close()
+
+    async def _cancel_dispatched(self) -> None:
+        """Cancel the reply whose dispatch nobody has waited for, once that has been made."""
+        if (dispatching := self._dispatching) is None:
             return
+        await asyncio.wait({dispatching})
+        self._dispatching = None
+        if not dispatching.cancelled() and dispatching.exception() is None:
+            self._reply = dispatching.result()
+            await self._cancel(self._reply)
+
+    async def _cancel(self, reply: Reply) -> None:
         try:
-            if self.phase != "ended":
-                self.phase = "ended"
-                await reply.cancel()
+            await reply.cancel()
         except ServiceError as error:
             # The broker is away; so is the Job's worker from us, and its queue deadline ends it.
             log.warning(telemetry.JOB_CANCELLED, job_id=self.job.job_id, diagnostic=error.message)
-        finally:
-            await reply.close()
+
+    def _hear_figures(self, message: ReplyMessage) -> None:
+        """Take the figures of a message that nobody reads any more."""
+        if message.seq < 0 or self._usage is not None or not self._sequence.accept(message):
+            return
+        self._count(message)
+        for delta in message.deltas:
+            match delta:
+                case Accepted() if not self._figures_of:
+                    self._input_tokens = delta.input_tokens
+                case Started() if not self._figures_of:
+                    self._figures_of = self.attempt
+                    self._input_tokens = delta.input_tokens
+                    self._cached_tokens = delta.cached_tokens
+                case Failed(usage=usage) | Completed(usage=usage):
+                    self._usage = self._in_all(_larger(self.usage, usage))
+                case Interrupted():
+                    self._lost_attempt = self.attempt
+
+    def _count(self, message: ReplyMessage) -> None:
+        """Count the tokens of a message."""
+        if message.token_ids:
+            self._arrived.add_ids(message)
+        else:
+            self._spoken += sum(type(delta) in _SPOKEN for delta in message.deltas)
 
 
 def _larger(a: Usage, b: Usage) -> Usage:

@@ -1,4 +1,8 @@
-"""What is written down of one request when it is over: the canonical line, metrics and usage."""
+"""What is written down of one request when it is over: the canonical line, metrics and usage.
+
+All of it once, with the same final figures. Where a request was given up while its engine was still
+at work, they are known a moment after the answer's end; what it held is free at once all the same.
+"""
 
 from __future__ import annotations
 
@@ -61,20 +65,37 @@ class RequestRecord:
         wait_s = self._services.admission.backlog(self._generation.job.model).retry_after_s()
         return msgspec.structs.replace(error, retry_after_s=wait_s or error.retry_after_s)
 
-    def end(self, status: int, error: ErrorInfo | None) -> None:
-        """All is over; called once."""
-        services, generation, job = self._services, self._generation, self._generation.job
+    async def end(self, status: int, error: ErrorInfo | None) -> None:
+        """The answer is over; called once."""
+        services, generation = self._services, self._generation
         self._slot.release()
-        microcents = cost_microcents(generation.usage, self._card.pricing)
-        self._reservation.settle(generation.usage, microcents)
+        self._reservation.leave()
+        services.metrics.in_flight.set(services.admission.in_flight)
+        duration_s = time.monotonic() - self._began
+        await generation.cancel()
+        if generation.is_final:
+            await self._settle(status, error, duration_s)
+        else:
+            services.settle(self._settle(status, error, duration_s))
+
+    async def _settle(self, status: int, error: ErrorInfo | None, duration_s: float) -> None:
+        """Write it all down, once the figures are final."""
+        try:
+            await self._generation.last_figures()
+            await self._generation.close()
+        finally:
+            self._write(status, error, duration_s)
+
+    def _write(self, status: int, error: ErrorInfo | None, duration_s: float) -> None:
+        services, generation, job = self._services, self._generation, self._generation.job
+        usage = generation.usage
+        microcents = cost_microcents(usage, self._card.pricing)
+        self._reservation.settle(usage, microcents)
         if self.answer is not None:
             services.answers.discard(self.answer)
-        duration_s = time.monotonic() - self._began
         ttft_s = generation.ttft_s
-        usage = generation.usage
         outcome = outcome_of(error)
         metrics = services.metrics
-        metrics.in_flight.set(services.admission.in_flight)
         if error is not None and error.kind is ErrorKind.OVERLOADED and status != 200:
             metrics.refusals.labels(job.model, error.code).inc()
         metrics.requests.labels(self._dialect.name, job.model, outcome, str(status)).inc()

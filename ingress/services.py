@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from ingress.accounts.directory import AccountDirectory
 from ingress.accounts.store import AccountStore
@@ -91,6 +92,7 @@ class Services:
             metrics=metrics,
             under_way=self.answers,
         )
+        self._settling: set[asyncio.Task[None]] = set()
 
     def profile_of(self, principal: Principal) -> Profile:
         """The dialect profile of a principal's requests: its account's, else the deployment's."""
@@ -109,6 +111,17 @@ class Services:
     def queue_deadline(self, card: ModelCard, now: float) -> float:
         """Until when a Job may wait, in Unix seconds by the clocks of those who are to judge it."""
         return now + self.settings.limits.queue_wait_s + self.catalog.clock_ahead_s(card)
+
+    def settle(self, settling: Coroutine[Any, Any, None]) -> None:
+        """Let a request that is over find out what it used, beside everything else."""
+        task = asyncio.create_task(settling)
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def settled(self) -> None:
+        """Wait until all that are over have."""
+        while self._settling:
+            await asyncio.wait(self._settling)
 
     def begin_shutdown(self) -> None:
         """Take no more requests, and send those away that no worker has begun; the rest goes on."""

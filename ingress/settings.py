@@ -59,6 +59,28 @@ class TimeLimits(BaseModel):
     count_s: float = Field(default=2.0, gt=0)
 
 
+class LimitSettings(BaseModel):
+    """How the limits of accounts are held, over all processes.
+
+    Attributes:
+        hold_s: After so long what a killed process had reserved is free again.
+        wait_s: How long a request waits for the ledger before this process decides by itself.
+        retry_s: Pause between attempts to reach a ledger that is away.
+        gather_s: The least time between two exchanges with a ledger that is not this process's own.
+        window_s: What limits by the minute are about.
+        output_tokens: Reserved for each answer of a request that sets no limit of its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hold_s: float = Field(default=10.0, gt=0)
+    wait_s: float = Field(default=1.0, gt=0)
+    retry_s: float = Field(default=1.0, gt=0)
+    gather_s: float = Field(default=0.01, ge=0)
+    window_s: float = Field(default=60.0, gt=0)
+    output_tokens: int = Field(default=1024, gt=0)
+
+
 class MediaLimits(BaseModel):
     """What the images of a request may cost.
 
@@ -122,6 +144,7 @@ class IngressSettings(BaseModel):
     max_queued_tokens: int = Field(default=8_000_000, gt=0)
     grace_s: float = Field(default=120.0, ge=0)
     limits: TimeLimits = TimeLimits()
+    accounting: LimitSettings = LimitSettings()
     media: MediaLimits = MediaLimits()
     idempotency: IdempotencySettings = IdempotencySettings()
 

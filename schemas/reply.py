@@ -16,6 +16,9 @@ A reply is one attempt, or several: attempt n+1 begins after attempt n was inter
 the choices afresh, or goes on with them where what has arrived of them ends; then a call's
 arguments may follow at once, and a choice that has finished stays so.
 
+An attempt that its owner has cancelled ends too, in `Failed` unless it had come to its end before:
+so the owner learns what was generated until then, if it still listens.
+
 The owner of a reply numbers attempts; `SequenceChecker` refuses messages out of order,
 `ReplyChecker` Deltas out of grammar. Both are pure.
 """

@@ -69,6 +69,7 @@ class Choice:
         echo: Text of the prompt; empty if it was not asked for.
 
     Attributes:
+        before: Tokens of earlier attempts; they are among `output_tokens` once they are replayed.
         output_tokens: Generated so far, those of earlier attempts included.
         reasoning_tokens: Those of them that are returned as reasoning.
         generated: Tokens of this attempt alone.
@@ -99,6 +100,7 @@ class Choice:
         self._told = 0  # of the ids, how many the owner has
         self._left: list[Delta] = []  # what the replay has brought beyond what had arrived
         self._calls = False
+        self.before = len(prefix.token_ids)
         self.output_tokens = 0
         self.reasoning_tokens = 0
         self.generated = 0
@@ -148,6 +150,15 @@ class Choice:
         if finished is not None:
             deltas = (*deltas, finished)
         return Said(deltas, token_ids, finished is not None)
+
+    def count(self, chunk: EngineChunk) -> None:
+        """Take the last chunk of a choice that was aborted: tokens of which nothing is said."""
+        self.generated += chunk.output_tokens
+        self.output_tokens += chunk.output_tokens
+        if chunk.reasoning_tokens is not None:
+            self.reasoning_tokens = chunk.reasoning_tokens
+        elif self._visible and self._parser.in_reasoning:
+            self.reasoning_tokens += chunk.output_tokens
 
     def _released(self, finished: bool) -> tuple[int, ...]:
         """The ids whose log probabilities have gone out, or will not.

@@ -30,6 +30,7 @@ from schemas.delta import (
     Usage,
 )
 from schemas.errors import (
+    ClientClosedRequest,
     EndpointNotSupported,
     GenerationFailed,
     ModelOverloaded,
@@ -52,6 +53,10 @@ _THREAD_DECODE_TOKENS = 8_192
 
 _THREAD_REPLAY_TOKENS = 256
 """Prefixes of more tokens than this are replayed off the event loop; some 15 ms."""
+
+
+_LAST_CHUNKS_S = 0.5
+"""How long an engine has to end what was aborted, and to say how much it had become by then."""
 
 
 class _Cancelled(Exception):
@@ -171,6 +176,8 @@ class Run:
         self._cached: set[int] = set()  # prompts whose cached tokens are counted
         self._echoes: list[str] = []  # text of each prompt, where it was asked for
         self._choices: list[Choice] = []
+        self._turns: list[asyncio.Task[None]] = []  # one per choice, once they have begun
+        self._aborted = False  # a choice has ended early, for nobody waits for it
         # Batch work takes no more of the engine than the one slot it is counted as.
         places = 1 if self._job.job_class == "batch" else max(1, runner.engine.slots // 2)
         self._places = asyncio.Semaphore(places)
@@ -206,7 +213,7 @@ class Run:
 
         A part is never more than the whole, whatever an engine says.
         """
-        output_tokens = sum(choice.output_tokens for choice in self._choices)
+        output_tokens = sum(max(choice.output_tokens, choice.before) for choice in self._choices)
         reasoning_tokens = sum(choice.reasoning_tokens for choice in self._choices)
         return Usage(
             self._input_tokens,
@@ -270,6 +277,11 @@ class Run:
             )
         self.send((Failed(error.info(), self.usage()),))
 
+    def _cancel(self) -> str:
+        """End a reply that nobody waits for; its owner may still want to know what it took."""
+        self.send((Failed(_CLIENT_CLOSED, self.usage()),))
+        return "cancelled"
+
     def close(self) -> None:
         """The reply has ended. Idempotent."""
         self._ended = True
@@ -287,7 +299,7 @@ class Run:
         if self.gives_way:
             raise asyncio.CancelledError
         if delivery.cancelled.is_set():
-            return "cancelled"
+            return self._cancel()
         if delivery.redelivered:
             log.info(telemetry.JOB_REDELIVERED, job_id=job.job_id, attempt=job.attempt)
             self._report(Interrupted("redelivered"))
@@ -302,7 +314,7 @@ class Run:
             for request in requests[:: job.sampling.n]:
                 await self._engine.check(request)
         if delivery.cancelled.is_set():
-            return "cancelled"
+            return self._cancel()
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch(requests))
@@ -311,8 +323,10 @@ class Run:
         except BaseExceptionGroup as group_error:
             first = _first(group_error)
             if isinstance(first, _Cancelled):
-                return "cancelled"
+                return self._cancel()
             raise first from None
+        if self._aborted:
+            return self._cancel()
         self.send((*self._opening(), Completed(self.usage())))
         self._ended = True
         return "completed"
@@ -331,8 +345,10 @@ class Run:
             self._echoes = await self._decode(prompts)
         self._choices = [self._choice(request) for request in requests]
         async with asyncio.TaskGroup() as group:
-            for request, choice in zip(requests, self._choices, strict=True):
+            self._turns = [
                 group.create_task(self._in_turn(request, choice))
+                for request, choice in zip(requests, self._choices, strict=True)
+            ]
 
     async def _wait_for_test(self) -> None:
         """Wait until no other suspect may be about to take this worker down.
@@ -438,6 +454,8 @@ class Run:
         for request in requests:
             # Abort before the iterators are cancelled: the engine then frees the slot at once.
             await self._engine.abort(request.engine_request_id)
+        if self._turns:  # what the engine has generated until then is on its way, and counts
+            await asyncio.wait(self._turns, timeout=_LAST_CHUNKS_S)
         raise _Cancelled
 
     def _choice(self, request: EngineRequest) -> Choice:
@@ -457,15 +475,22 @@ class Run:
                 await asyncio.to_thread(choice.replay)
             elif request.prefix_ids:
                 choice.replay()
-            if not self._prefix(request.choice).finished:
-                await self._run(request, choice)
+            if self._prefix(request.choice).finished:
+                return
+            if self._delivery.cancelled.is_set():
+                self._aborted = True
+                return
+            await self._run(request, choice)
 
     async def _run(self, request: EngineRequest, choice: Choice) -> None:
         """Run one choice and put its Deltas into the reply."""
         async with aclosing(self._chunks(request)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                self._check_aborted(chunk.finish)
                 self._read_figures(chunk, request.choice)
+                if self._is_aborted(chunk.finish):
+                    choice.count(chunk)
+                    self._aborted = True
+                    return
                 for piece in choice.prompt(chunk):
                     self.send((*self._opening(), piece))
                     await asyncio.sleep(0)  # a message of its own, or the reader is overrun
@@ -494,9 +519,9 @@ class Run:
             return chunks
         return until_repeating(chunks, window, request.prefix_ids)
 
-    def _check_aborted(self, finish: EngineFinish | None) -> None:
-        if finish is not None and finish.reason == "abort" and self._delivery.cancelled.is_set():
-            raise _Cancelled
+    def _is_aborted(self, finish: EngineFinish | None) -> bool:
+        aborted = finish is not None and finish.reason == "abort"
+        return aborted and self._delivery.cancelled.is_set()
 
     def _read_figures(self, chunk: EngineChunk, choice: int) -> None:
         """Take what a chunk tells of the prompt."""
@@ -513,6 +538,9 @@ class Run:
         self._started = True
         usage = self.usage()
         return (Started(self._runner.worker_id, usage.input_tokens, usage.cached_tokens),)
+
+
+_CLIENT_CLOSED = ClientClosedRequest("The request was cancelled.").info()
 
 
 def _too_late() -> ModelOverloaded:

@@ -209,7 +209,11 @@ class Engine(Protocol):
         ...
 
     async def abort(self, engine_request_id: str) -> None:
-        """Stop a request and free its slot and cache. Unknown ids are ignored."""
+        """Stop a request and free its slot and cache. Unknown ids are ignored.
+
+        Its iterator then ends with a chunk that finishes with `abort`, and whose `output_tokens`
+        are those that were generated and not yielded.
+        """
         ...
 
     async def failed(self) -> str:

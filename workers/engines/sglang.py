@@ -287,6 +287,10 @@ class SglangEngine:
             )
             async for output in outputs:
                 for piece in output.get("pieces", (output,)):
+                    if running.aborted and piece["meta_info"]["finish_reason"] is None:
+                        # It is nobody's, and the last output tells how much it was.
+                        self._abort(running)
+                        continue
                     chunk = _chunk(piece, request, running, choice)
                     yield chunk
                     if chunk.finish is not None:
@@ -309,10 +313,15 @@ class SglangEngine:
     async def _let_go(self, running: _Running, outputs: Any) -> None:
         """Leave nothing running of a request, which may be over or not have begun."""
         if self._has_failed:
-            return  # nobody takes the abort, and sending it would wait for ever
-        self._manager.abort_request(running.rid)
+            return
+        self._abort(running)
         if outputs is not None:
             await outputs.aclose()
+
+    def _abort(self, running: _Running) -> None:
+        """Have SGLang end a request that it has; it is told once, however often this is called."""
+        if not self._has_failed:  # else nobody takes it, and sending it would wait for ever
+            self._manager.abort_request(running.rid)
 
     def _choice(self, request: EngineRequest) -> Choice:
         return Choice(request, self._facts, self._tokenizer, self._bytes, self._end_ids)
@@ -366,8 +375,9 @@ def _chunk(
     if aborted and not running.aborted and reason.get("status_code"):
         raise _refusal(request, reason["status_code"])
     if aborted or running.aborted:
-        # What comes with it may repeat earlier output, so none of it is passed on.
-        return EngineChunk(finish=EngineFinish(reason="abort"))
+        # What comes with it may repeat earlier output, so none of it is passed on but its size.
+        tokens = output["meta_info"].get("completion_tokens", 0) - choice.told
+        return EngineChunk(output_tokens=max(0, tokens), finish=EngineFinish(reason="abort"))
     return choice.chunk(output)
 
 

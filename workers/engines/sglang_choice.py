@@ -25,6 +25,9 @@ class Choice:
 
     Args:
         end_ids: The model's natural ends.
+
+    Attributes:
+        told: Tokens that SGLang has told of, those of the prefix included.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Choice:
         self._recent: tuple[int, ...] = ()
         self._begun = False
         self._own_text: IncrementalText | None = None
-        self._expected = len(request.prefix_ids)
+        self.told = len(request.prefix_ids)
 
     def replay(self) -> list[EngineChunk]:
         """The chunks of the prefix. What comes afterwards joins them."""
@@ -98,8 +101,8 @@ class Choice:
         ids: tuple[int, ...] = tuple(output["output_ids"])
         meta = output["meta_info"]
         finish = self._finish(meta["finish_reason"])
-        self._expected += len(ids)
-        if self._request.prefix_ids and meta["completion_tokens"] != self._expected:
+        self.told += len(ids)
+        if self._request.prefix_ids and meta["completion_tokens"] != self.told:
             raise GenerationFailed("The model failed to answer.", diagnostic="sglang began anew")
         text = self._text(output, ids, finish)
         if self._watched:
