@@ -274,6 +274,7 @@ class LedgerLimiter:
         self._due: dict[str, _Book] = {}  # there is something to tell or to ask
         self._some = asyncio.Event()
         self._ahead_s = 0.0  # of the ledger's clock
+        self._diagnostic: str | None = None  # why the last exchange failed
         self._alone: MemoryLedger | None = None  # decides while the ledger is away
         self._returning: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
@@ -378,6 +379,8 @@ class LedgerLimiter:
             await asyncio.wait((attempt,), timeout=self._settings.wait_s)
         except asyncio.CancelledError:
             attempt.cancel()
+            for asking in asks:
+                _give_up(asking)
             raise
         outcomes = attempt.result() if attempt.done() else None
         if outcomes is not None:
@@ -386,7 +389,9 @@ class LedgerLimiter:
                 self._tell(book, asking, outcome)
             return
         log.warning(
-            "limits.ledger_lost", hint="accounts' limits are held by each process for itself now"
+            "limits.ledger_lost",
+            hint="each process holds accounts' limits by itself until it is back",
+            diagnostic=self._diagnostic,
         )
         states = {book.account_id: book.state for book in self._books.values() if book.state}
         self._alone = MemoryLedger(
@@ -403,10 +408,11 @@ class LedgerLimiter:
     async def _attempt(self, turns: Sequence[Turn]) -> Sequence[Outcome] | None:
         """What the ledger made of these turns; None if it cannot be reached."""
         asked_at = self._loop.time()
+        self._diagnostic = "no answer in time"
         try:
             outcomes = await self._ledger.exchange(self._process, turns)
         except StoreUnavailable as error:
-            log.debug("limits.exchange_failed", diagnostic=error.diagnostic)
+            self._diagnostic = error.diagnostic
             return None
         except Exception as error:  # whatever it is, requests must not wait for it
             log.error("limits.exchange_crashed", error=type(error).__name__, exc_info=error)
@@ -481,9 +487,7 @@ class LedgerLimiter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for book in self._books.values():
-            for asking in book.asking:
-                if not asking.verdict.done():
-                    asking.verdict.set_exception(ServerShuttingDown("The server is shutting down."))
+            _give_up(book.asking)
         left = [book for book in self._books.values() if book.owes or book.holds]
         for book in left:
             book.let_all_go()
@@ -498,6 +502,12 @@ class LedgerLimiter:
                     left = [book for book in left if book.owes]
         if left:
             log.warning("limits.untold", accounts=len(left))
+
+
+def _give_up(asks: Sequence[_Asking]) -> None:
+    for asking in asks:
+        if not asking.verdict.done():
+            asking.verdict.set_exception(ServerShuttingDown("The server is shutting down."))
 
 
 def standings_of(verdict: Verdict, now: float) -> Sequence[Standing]:

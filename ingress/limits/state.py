@@ -85,11 +85,13 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         settled: Number of the process's last settlement, which is not to count twice.
+        admitted: Requests that were admitted in the same turn.
     """
 
     until: float
     settled: int
     hold: Hold
+    admitted: dict[int, int] = {}
 
 
 class Settlement(msgspec.Struct, frozen=True, array_like=True):
@@ -243,10 +245,15 @@ def forget(state: AccountState, now: float, window: Window) -> AccountState:
 def settle(
     state: AccountState, settlement: Settlement, process: str, now: float, window: Window
 ) -> AccountState:
-    """With what was used; once, as long as the process's last turn has not lapsed."""
+    """With what was used.
+
+    If it comes a second time, the process has not heard what became of its last turn. Then it
+    counts once, and what that turn admitted was in vain; unless the lease has lapsed meanwhile.
+    """
     lease = state.leases.get(process)
     if lease is not None and lease.settled == settlement.number:
-        return state
+        in_vain = {part: -n for part, n in lease.admitted.items()}
+        settlement = Settlement(settlement.number, in_vain)
     part = window.part(now)
     return AccountState(
         window.recent(added(state.requests, settlement.requests), part),
@@ -325,15 +332,16 @@ class _Desk:
 
     def state(self, until: float) -> AccountState:
         """With what was granted."""
-        turn, state, new = self._turn, self._state, {self._part: self._new}
+        turn, state = self._turn, self._state
+        new = {self._part: self._new} if self._new else {}
         hold = Hold(
             turn.hold.in_flight + self._new,
             added(self._tokens_held, {self._part: self._new_tokens}),
             self._microcents,
         )
-        lease = Lease(until, turn.settlement.number, hold)
+        lease = Lease(until, turn.settlement.number, hold, new)
         return AccountState(
-            added(state.requests, new) if self._new else state.requests,
+            added(state.requests, new),
             state.tokens,
             {**state.leases, self._process: lease},
             state.spending,

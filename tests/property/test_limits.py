@@ -220,6 +220,19 @@ def test_a_settlement_that_is_sent_again_counts_once() -> None:
     assert state.spent("day", NOW) == 22
 
 
+def test_what_was_admitted_and_not_heard_of_was_never_made() -> None:
+    process, limits = Process("one"), Limits(requests_per_minute=5)
+    heard, _ = process.turn(AccountState(), limits, [Ask(), Ask()], NOW)
+    settlement = process.settlement
+    lost, _ = process.turn(heard, limits, [Ask(), Ask()], NOW + 1)
+    del process.open[2:]
+    for _ in range(2):  # also if it is not heard the second time either
+        process.settlement = settlement
+        lost, _ = process.turn(lost, limits, (), NOW + 2)
+    assert sum(lost.requests.values()) == 2
+    assert lost.leases["one"].hold.in_flight == 2
+
+
 def test_a_state_is_small_however_much_is_used() -> None:
     state = AccountState()
     processes = [Process(f"{number:016x}") for number in range(3)]
