@@ -15,6 +15,9 @@ from ingress.accounts.store import AccountStore
 from ingress.catalog import Catalog
 from ingress.errors import install_error_handlers
 from ingress.idempotency.store import IdempotencyStore
+from ingress.limits.ledger import MemoryLedger
+from ingress.limits.ledger_limiter import LedgerLimiter
+from ingress.limits.state import Window
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
@@ -92,12 +95,13 @@ async def opened_services(
         accounts=account_store(database),
         idempotency=_idempotency_store(database),
     )
+    services.limiter = limiter = _limiter(settings, services.metrics, database)
     try:
         async with services.directory.following(), services.keyed_requests.upkeep():
             yield services
     finally:
         await services.settled()
-        await services.limiter.close()
+        await limiter.close()
         await services.usage.close()
 
 
@@ -116,6 +120,20 @@ def _idempotency_store(database: Database | None) -> IdempotencyStore | None:
     from ingress.stores.sql_idempotency import SqlIdempotency
 
     return SqlIdempotency(database)
+
+
+def _limiter(
+    settings: IngressSettings, metrics: IngressMetrics, database: Database | None
+) -> LedgerLimiter:
+    """What holds the limits of accounts: with all processes on `database`, or in this one."""
+    accounting = settings.accounting
+    hold_s, window = accounting.hold_s, Window(length_s=accounting.window_s)
+    if database is None:
+        return LedgerLimiter(MemoryLedger(hold_s=hold_s, window=window), accounting, metrics)
+    from ingress.stores.sql_ledger import SqlLedger
+
+    ledger = SqlLedger(database, hold_s=hold_s, window=window)
+    return LedgerLimiter(ledger, accounting, metrics, gather_s=accounting.gather_s)
 
 
 def build_app(services: Services) -> ASGIApp:

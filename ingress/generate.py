@@ -13,9 +13,11 @@ from __future__ import annotations
 import secrets
 import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingress.accounts.account import Account
 from ingress.admission import Slot, check_length, read_json, require_zdr
 from ingress.answer import Answer
 from ingress.auth import Principal
@@ -23,14 +25,13 @@ from ingress.backlog import Overload
 from ingress.dialects.base import Dialect, DialectRequest, JobContext, Normalised, Stamp
 from ingress.estimate import estimate_tokens
 from ingress.generation import Generation
-from ingress.idempotency.key import HEADER, key_of, keyed
+from ingress.idempotency.key import HEADER, keyed_request
 from ingress.idempotency.repeated import Asker
-from ingress.limits.limiter import Demand
+from ingress.limits.demand import demand_of
+from ingress.limits.limiter import Reservation
 from ingress.media import has_links
 from ingress.record import RequestRecord
 from ingress.services import Services
-from ingress.usage.prices import cost_microcents
-from schemas.delta import Usage
 from schemas.errors import RequestError, ServiceError
 from schemas.job import Job
 from schemas.model_card import ModelCard
@@ -47,7 +48,7 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     principal = services.authenticator.authenticate(request.scope["headers"])
     terms = principal.terms
     terms.require_enabled()
-    services.limiter.require_credit(terms)
+    await services.limiter.require_credit(terms)
     body = await read_json(
         request,
         max_bytes=settings.max_body_bytes,
@@ -62,8 +63,8 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     async def start() -> Answer:
         return await _start(services, request, dialect, principal, wanted, card, zdr=zdr)
 
-    key = None if zdr else key_of(request)
-    if key is None:
+    same = None if zdr else keyed_request(request, principal.account, dialect.path, body)
+    if same is None:
         return await start()
     asker = Asker(
         request_id=request.state.request_id,
@@ -73,7 +74,6 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
         stream=wanted.stream,
         client_retry=_client_retry(request),
     )
-    same = keyed(key, principal.account, dialect.path, body)
     return await services.keyed_requests.once(request, same, asker, start)
 
 
@@ -110,9 +110,10 @@ async def _start(
             deadline=now + settings.limits.total_s,
             queue_deadline=services.queue_deadline(card, now),
             profile=profile,
+            priorities=principal.terms.priorities,
         ),
     )
-    job = normalised.job
+    job = msgspec.structs.replace(principal.terms.ranked(normalised.job, card), zdr=zdr)
     stamp = Stamp(
         response_id=response_id,
         created=int(now),
@@ -122,9 +123,10 @@ async def _start(
         clock=time.time,
     )
     encoder = dialect.encoder(wanted, job, stamp)
-    reservation = await services.limiter.reserve(principal.terms, _demand(job, card))
+    tokens = estimate_tokens(job)
+    reservation = await _reserve(services, principal.terms, job, card, tokens)
     try:
-        slot = _admit(services, job, card)
+        slot = _admit(services, card, tokens)
     except BaseException:
         reservation.give_back()
         raise
@@ -187,21 +189,30 @@ async def _normalise(
         raise
 
 
-def _demand(job: Job, card: ModelCard) -> Demand:
-    """The most that a Job may use."""
-    input_tokens = estimate_tokens(job)
-    limit = job.sampling.limit
-    output_tokens = (limit.max_tokens + limit.headroom) * job.choices
-    most = Usage(input_tokens, 0, output_tokens, 0)
-    return Demand(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        microcents=cost_microcents(most, card.pricing),
+async def _reserve(
+    services: Services, terms: Account, job: Job, card: ModelCard, tokens: int
+) -> Reservation:
+    """What a request of `tokens` prompt tokens, about, holds of its account's limits.
+
+    Raises:
+        RequestError: They do not allow it now.
+    """
+    demand = demand_of(
+        job,
+        card,
+        terms.limits,
+        input_tokens=tokens,
+        by_default=services.settings.accounting.output_tokens,
     )
+    try:
+        return await services.limiter.reserve(terms, demand)
+    except RequestError as error:
+        services.metrics.refusals.labels(card.id, error.code).inc()
+        raise
 
 
-def _admit(services: Services, job: Job, card: ModelCard) -> Slot:
-    """The right to run a request now.
+def _admit(services: Services, card: ModelCard, tokens: int) -> Slot:
+    """The right to run a request of `tokens` prompt tokens, about, now.
 
     Raises:
         ServiceError: It has to come back later.
@@ -211,7 +222,7 @@ def _admit(services: Services, job: Job, card: ModelCard) -> Slot:
         services.admission.check_open()
         services.catalog.require_worker(card)
         return services.admission.admit(
-            card.id, tokens=estimate_tokens(job), free_slots=services.catalog.free_slots(card)
+            card.id, tokens=tokens, free_slots=services.catalog.free_slots(card)
         )
     except Overload as error:
         refusals.labels(card.id, error.reason).inc()
