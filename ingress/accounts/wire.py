@@ -76,11 +76,21 @@ def require_changes(body: Any) -> Mapping[str, Any]:
     Raises:
         RequestError: It is something else.
     """
-    if not isinstance(body, dict):
-        raise InvalidJson("The request body must be a JSON object.")
-    for name in body:
+    terms = require_object(body)
+    for name in terms:
         if name not in AccountTerms.model_fields:
             raise UnsupportedParameter("The terms of an account have no such field.", param=name)
+    return terms
+
+
+def require_object(body: Any) -> Mapping[str, Any]:
+    """A body that is an object.
+
+    Raises:
+        InvalidJson: It is something else.
+    """
+    if not isinstance(body, dict):
+        raise InvalidJson("The request body must be a JSON object.")
     return body
 
 

@@ -28,6 +28,7 @@ from ingress.accounts.wire import (
     list_object,
     mistake,
     require_changes,
+    require_object,
     terms_from,
 )
 from ingress.admission import check_length, read_json
@@ -109,8 +110,8 @@ class _Admin:
 
     async def create_account(self, request: Request) -> Response:
         accounts = self._accounts
-        changes = await self._body(request)
-        wanted = terms_from(lambda: CreateAccount.model_validate(changes))
+        terms = require_object(await self._body(request))
+        wanted = terms_from(lambda: CreateAccount.model_validate(terms))
         record = await accounts.create_account(wanted, wanted.id)
         await self._changed(request, "account.created", account=record.account.account_id)
         return _json(account_object(record))

@@ -6,7 +6,7 @@ the status, the code, the request id under both header names, and when to try ag
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 import structlog
 
 from ingress.config import Config
+from ingress.limits.limiter import Demand
 from ingress.stores.base import StoreUnavailable
 from schemas import errors
 from schemas.errors import ServingError
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 OPENAI_CLASSES = {
     400: openai.BadRequestError,
     401: openai.AuthenticationError,
+    402: openai.APIStatusError,
     403: openai.PermissionDeniedError,
     404: openai.NotFoundError,
     405: openai.APIStatusError,
@@ -44,6 +46,7 @@ OPENAI_CLASSES = {
 ANTHROPIC_CLASSES = {
     400: anthropic.BadRequestError,
     401: anthropic.AuthenticationError,
+    402: anthropic.APIStatusError,
     403: anthropic.PermissionDeniedError,
     404: anthropic.NotFoundError,
     405: anthropic.APIStatusError,
@@ -59,6 +62,7 @@ ANTHROPIC_CLASSES = {
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
@@ -71,6 +75,11 @@ TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+
+
+def _account(name: str, **limits: Any) -> dict[str, Any]:
+    return {"id": name, "keys": [{"key": f"key-of-the-{name}-one"}], "limits": limits}
+
 
 CONFIG = Config.model_validate(
     {
@@ -85,7 +94,12 @@ CONFIG = Config.model_validate(
                 "context_length": 4096,
                 "capabilities": {"completions": True},
             },
-        ]
+        ],
+        "accounts": [
+            _account("poor", budget={"cents": 0}),
+            _account("slow", tokens_per_minute=1),
+            _account("busy", concurrency=1),
+        ],
     }
 )
 
@@ -105,6 +119,16 @@ def _shut_down(stack: Stack) -> None:
 def _fill(stack: Stack) -> None:
     for _ in range(stack.services.settings.max_concurrent):
         stack.services.admission.admit(MODEL, tokens=1, free_slots=1)
+
+
+async def _occupy(stack: Stack) -> None:
+    (account,) = (account for account in CONFIG.accounts if account.id == "busy")
+    demand = Demand(input_tokens=1, output_tokens=1)
+    await stack.services.limiter.reserve(account.account("busy"), demand)
+
+
+async def _nothing(_: Stack) -> None:
+    pass
 
 
 def _break(stack: Stack) -> None:
@@ -133,6 +157,7 @@ class Case:
     suffix: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     arrange: Callable[[Stack], None] = lambda stack: None
+    arrange_first: Callable[[Stack], Awaitable[None]] = _nothing
     key: str = "good-key"
 
     @property
@@ -181,6 +206,9 @@ def huge_schema() -> dict[str, Any]:
 CASES = [
     Case(errors.MissingApiKey, key=NO_KEY),
     Case(errors.InvalidApiKey, key="bad-key"),
+    Case(errors.InsufficientCredits, key="key-of-the-poor-one"),
+    Case(errors.RateLimitExceeded, key="key-of-the-slow-one"),
+    Case(errors.ConcurrencyLimitExceeded, key="key-of-the-busy-one", arrange_first=_occupy),
     Case(errors.ModelZdrNotSupported, headers={"Wafer-ZDR": "required"}),
     Case(errors.InvalidJson, content=b'{"model":'),
     Case(errors.SchemaValidationFailed, everywhere(model=5)),
@@ -281,18 +309,16 @@ SHOWN_ELSEWHERE = {
     errors.BatchZdrNotSupported: "tests/sdk/test_batches_openai.py",
     errors.IdempotencyKeyReused: "tests/sdk/test_batches_openai.py",
     errors.BatchNotEnded: "tests/sdk/test_message_batches_anthropic.py",
+    errors.AccountDisabled: "tests/sdk/test_accounts.py",
+    errors.ModelAccessDenied: "tests/sdk/test_accounts.py",
+    errors.AccountNotFound: "tests/integration/test_admin.py",
+    errors.AccountIdTaken: "tests/integration/test_admin.py",
+    errors.KeyNotFound: "tests/integration/test_admin.py",
+    errors.KeyNotActive: "tests/integration/test_admin.py",
+    errors.KeyLimitExceeded: "tests/integration/test_admin.py",
     StoreUnavailable: "tests/integration/test_files.py",
 }
 """Codes that need more than one request to a scripted engine, and where they are told."""
-
-NOT_REACHABLE_YET = {
-    "model_access_denied",
-    "account_disabled",
-    "insufficient_credits",
-    "concurrency_limit_exceeded",
-    "rate_limit_exceeded",
-}
-"""Codes of accounts."""
 
 
 @asynccontextmanager
@@ -301,6 +327,7 @@ async def stack_for(case: Case) -> AsyncIterator[Stack]:
     async with memory_stack(
         engine, api_keys=("good-key",), config=CONFIG, max_body_bytes=60_000, **case.settings
     ) as stack:
+        await case.arrange_first(stack)
         case.arrange(stack)
         yield stack
 
@@ -398,7 +425,7 @@ def _codes(error: type[ServingError] = ServingError) -> set[str]:
 def test_every_code_has_its_row() -> None:
     rows = [case.code for case in CASES]
     elsewhere = [error.code for error in SHOWN_ELSEWHERE]
-    assert sorted([*rows, *elsewhere, *NOT_REACHABLE_YET]) == sorted(_codes())
+    assert sorted([*rows, *elsewhere]) == sorted(_codes())
     for error, path in SHOWN_ELSEWHERE.items():
         text = (ROOT / path).read_text()
         assert error.code in text or error.__name__ in text, (error, path)
