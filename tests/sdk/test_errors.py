@@ -46,7 +46,7 @@ OPENAI_CLASSES = {
 ANTHROPIC_CLASSES = {
     400: anthropic.BadRequestError,
     401: anthropic.AuthenticationError,
-    402: anthropic.APIStatusError,
+    402: anthropic.PaymentRequiredError,
     403: anthropic.PermissionDeniedError,
     404: anthropic.NotFoundError,
     405: anthropic.APIStatusError,
