@@ -9,58 +9,76 @@ from typing import Any
 import click
 import httpx
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from ingress.accounts.account_commands import accounts
 from ingress.accounts.key_commands import keys
 from ingress.commands import ingress_options, ingress_settings
-from tests.fixtures.ports import free_port
-from tests.fixtures.processes import headrace, wait_ready
-from tests.fixtures.stack import until
+from ingress.embedded import check_door
+from ingress.options import data_directory
+from ingress.settings import IngressSettings
+from tests.fixtures.requests import request_body
+from tests.fixtures.stack import memory_stack, until
 
-OUTSIDE = ("--host", "0.0.0.0")
-UP = ("up", "--engine", "scripted", "--served-id", "demo-model", "--no-supervise")
+CHAT = "/v1/chat/completions"
 
 
-def administer(command: click.Command, *arguments: str, data: Path) -> str:
-    database = f"sqlite:///{data / 'headrace.db'}"
+def administer(command: click.Command, *arguments: str, directory: Path) -> str:
+    """As an operator does, beside the service."""
+    database = f"sqlite:///{directory / 'headrace.db'}"
     result = CliRunner().invoke(command, [*arguments, "--database", database])
     assert result.exit_code == 0, result.output
     return result.stdout.strip()
 
 
+@pytest.mark.rule("accounts.loopback")
+async def test_whoever_is_in_the_store_counts(tmp_path: Path) -> None:
+    outside, inside = IngressSettings(host="0.0.0.0"), IngressSettings()
+    with data_directory(tmp_path) as data:
+        with structlog.testing.capture_logs() as lines:
+            with pytest.raises(click.UsageError, match="headrace accounts create"):
+                await check_door(outside, data)
+            await check_door(inside, data)
+        assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+            "auth.disabled"
+        ]
+        await asyncio.to_thread(administer, accounts, "create", "a", directory=tmp_path)
+        with structlog.testing.capture_logs() as lines:
+            await check_door(outside, data)
+            await check_door(inside, data)
+        assert [line for line in lines if line["log_level"] == "warning"] == []
+
+
 @pytest.mark.rule("accounts.loopback", "accounts.revocation")
-async def test_accounts_of_the_store_close_the_door(tmp_path: Path) -> None:
-    data, url = tmp_path / "data", f"http://127.0.0.1:{(port := free_port())}"
-    command = (*UP, "--port", str(port), "--data", str(data))
-    # Nobody is known, so nobody from outside may come.
-    async with headrace(*command, *OUTSIDE, log=tmp_path / "first.log") as process:
-        async with asyncio.timeout(30):
-            assert await process.process.wait() == 2
-        assert "headrace accounts create" in process.output()
-        assert "Traceback" not in process.output()
-    await asyncio.to_thread(administer, accounts, "create", "a", data=data)
-    key = await asyncio.to_thread(administer, keys, "create", "a", data=data)
+async def test_a_service_that_runs_sees_what_the_command_line_does(tmp_path: Path) -> None:
     async with (
-        headrace(*command, *OUTSIDE, log=tmp_path / "second.log") as process,
-        httpx.AsyncClient(base_url=url, timeout=10) as http,
+        memory_stack(files=tmp_path) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=10) as http,
     ):
-        await wait_ready(url, process, timeout_s=30)
-        assert "auth.disabled" not in process.output()
 
         async def status(key: str | None) -> int:
             headers = {"x-api-key": key} if key else {}
-            return (await http.get("/v1/files", headers=headers)).status_code
+            return (await http.post(CHAT, json=request_body("chat"), headers=headers)).status_code
 
-        assert [await status(None), await status("unknown"), await status(key)] == [401, 401, 200]
-        name = key[3:11]
-        await asyncio.to_thread(administer, keys, "revoke", f"key_{name}", data=data)
+        async def becomes(expected: int, key: str | None) -> None:
+            async def is_so() -> bool:
+                return await status(key) == expected
 
-        async def is_refused() -> bool:
-            return await status(key) == 401
+            await until(is_so, timeout_s=3)
 
-        await until(is_refused, timeout_s=2)
-        assert key not in process.output()
+        async def do(command: click.Command, *arguments: str) -> str:
+            return await asyncio.to_thread(administer, command, *arguments, directory=tmp_path)
+
+        assert await status(None) == 200
+        await do(accounts, "create", "a")
+        await becomes(401, None)
+        key = await do(keys, "create", "a")
+        await becomes(200, key)
+        await do(accounts, "disable", "a")
+        await becomes(403, key)
+        await do(keys, "revoke", key)
+        await becomes(401, key)
 
 
 def settings_of(*arguments: str) -> Result:
