@@ -22,6 +22,9 @@ ANSWER_LIMIT_S = 150.0
 """A request that has not ended by then hangs: longer than every limit of the service that applies
 to requests as short as these."""
 
+_UNSEEN_S = 5.0
+"""What an answer that is no stream is given to go on with another worker, on a busy machine."""
+
 _MOVING_S = 5.0
 """A silence that begins later after an injury has another reason."""
 
@@ -134,11 +137,16 @@ class Load:
         return sum(not response.closed for response in self._open)
 
     def all_went_on(self, *, since: float) -> bool:
-        """Whether every answer that was under way then has grown since, as far as one can see."""
+        """Whether every answer that was under way then has grown since.
+
+        Of one that is no stream nobody can see that: it has ended, or is given some time.
+        """
+        unseen_s = time.monotonic() - since
         return all(
-            heard.began > since or (heard.arrivals and heard.arrivals[-1] > since)
+            heard.began > since
+            or (heard.arrivals and heard.arrivals[-1] > since)
+            or (not heard.ask.flows and unseen_s > _UNSEEN_S)
             for heard in self._waiting
-            if heard.ask.flows
         )
 
     def leave(self) -> None:

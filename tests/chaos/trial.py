@@ -33,9 +33,6 @@ GAP_LIMIT_S = 2.0
 _LAST_WORDS_S = 0.4
 """What a lost worker had sent before may still arrive for so long."""
 
-_MOVING_S = 1.2
-"""What an answer that is no stream is given to go on, since nobody can see it do so."""
-
 _SHOWN = 20
 
 
@@ -144,7 +141,6 @@ class Trial:
         )
 
     async def _gone_on(self, load: Load, *, since: float) -> None:
-        await asyncio.sleep(since + _MOVING_S - time.monotonic())
         await self.fleet.until(
             lambda: load.all_went_on(since=since + _LAST_WORDS_S),
             READY_LIMIT_S,
