@@ -136,7 +136,9 @@ async def serve(
         amqp_url,
         model=settings.served_id,
         slots=engine.slots,
-        settings=SourceSettings(batch_floor=settings.batch_floor),
+        settings=SourceSettings(
+            batch_floor=settings.batch_floor, zero_retention=not settings.keeping
+        ),
         name=worker_id,
         blobs=blobs,
     )

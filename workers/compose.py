@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import socket
 
+import structlog
+
 from schemas.transport.base import JobSource
 from workers.consumer import Consumer
 from workers.count import TokenCounter
@@ -18,6 +20,8 @@ from workers.run import Runner
 from workers.settings import WorkerSettings
 from workers.sharing import Shares
 
+log = structlog.get_logger()
+
 
 def new_worker_id() -> str:
     """Names this process among all workers."""
@@ -26,6 +30,8 @@ def new_worker_id() -> str:
 
 def build_engine(settings: WorkerSettings) -> Engine:
     """The engine that the settings name, not yet started. One line per engine."""
+    if settings.keeping:
+        log.warning("worker.keeps_requests", engine_args=settings.keeping)
     match settings.engine:
         case "sglang":
             from workers.engines.sglang import SglangEngine

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
+
+_KEEPING: Final = (
+    "crash_dump_folder",
+    "debug_tensor_dump_output_folder",
+    "enable_lmcache",
+    "enable_trace",
+    "export_metrics_to_file",
+    "hicache_storage_backend",
+    "kv_events_config",
+    "log_requests",
+)
+"""Fields of SGLang's `ServerArgs` by which it writes down, or tells others, what it is asked."""
 
 EngineName: TypeAlias = Literal["sglang", "upstream", "scripted"]
 
@@ -50,6 +62,14 @@ class WorkerSettings(BaseModel):
     announce_interval_s: float = Field(default=5.0, gt=0)
     heartbeat_s: float = Field(default=1.0, gt=0)
     hang_timeout_s: float = Field(default=60.0, gt=0)
+
+    @property
+    def keeping(self) -> tuple[str, ...]:
+        """The engine arguments by which something of requests is kept."""
+        found = [name for name in _KEEPING if self.engine_args.get(name)]
+        if str(self.engine_args.get("log_level", "")).lower() == "debug":
+            found.append("log_level")
+        return tuple(found)
 
 
 def cache_dir() -> Path:

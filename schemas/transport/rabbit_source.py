@@ -84,6 +84,7 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
         batch_floor: Slots that interactive Jobs never take.
         cancel_memory_s: How long a cancelled Job is remembered, in case it arrives later.
         blob_patience_s: How long a blob store that fails is tried.
+        zero_retention: Take Jobs that require it.
     """
 
     max_queued_jobs: int = 1000
@@ -91,6 +92,7 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
     batch_floor: int = 0
     cancel_memory_s: float = 3600.0
     blob_patience_s: float = 2.0
+    zero_retention: bool = True
 
 
 _DEFAULTS = SourceSettings()
@@ -156,6 +158,9 @@ class RabbitJobSource:
             "transient": live_slots,
             "count": COUNT_SLOTS,
         }
+        self._transient_kinds: tuple[QueueKind, ...] = ("count",)
+        if settings.zero_retention:
+            self._transient_kinds += ("transient",)
         self._consumers: dict[QueueKind, tuple[AbstractQueue, str]] = {}
         self._incoming: deque[RabbitDelivery] = deque()
         self._arrived = asyncio.Event()
@@ -435,9 +440,8 @@ class RabbitJobSource:
 
     def _post_worker(self, session: Session) -> None:
         if self._worker is not None:
-            worker = msgspec.structs.replace(
-                self._worker, sent_at=time.time(), sealing_key=self._opener.public_key
-            )
+            key = self._opener.public_key if self._settings.zero_retention else None
+            worker = msgspec.structs.replace(self._worker, sent_at=time.time(), sealing_key=key)
             session.post(topology.WORKERS_EXCHANGE, "", encode_worker(worker))
 
     # --- connection ---
@@ -466,7 +470,7 @@ class RabbitJobSource:
         if not self._draining:
             await self._consume_jobs(session, "interactive")
             session.start(self._fetch_batch_jobs(session))
-            for kind in filter(is_transient, topology.QUEUE_KINDS):
+            for kind in self._transient_kinds:
                 try:
                     await self._declare_job_queue(session, kind)
                     await self._consume_jobs(session, kind)

@@ -27,6 +27,7 @@ from tests.contract.transport_suite import (
     answer,
     eventually,
     is_set,
+    known,
     read,
     read_to_end,
     serving,
@@ -54,9 +55,9 @@ async def both_ends(
         await source.close()
 
 
-async def answered(dispatcher: RabbitDispatcher, model: str) -> None:
-    for job_class in topology.JOB_CLASSES:
-        reply = await dispatcher.dispatch(a_job(model, job_class))
+async def answered(dispatcher: RabbitDispatcher, model: str, *, zdr: bool = False) -> None:
+    for job_class in ("interactive", "count") if zdr else topology.JOB_CLASSES:
+        reply = await dispatcher.dispatch(a_job(model, job_class, zdr=zdr))
         assert len(await read_to_end(reply)) == 6
         await reply.close()
 
@@ -86,24 +87,32 @@ async def test_everything_is_back_after_a_restart_and_after_a_crash(
                 assert await consumers(own_broker, topology.job_queue(model, "interactive")) == 1
                 await answered(dispatcher, model)
                 await eventually(lambda: workers() == [worker.worker_id], "heard of again")
+                await answered(dispatcher, model, zdr=True)
 
 
+@pytest.mark.rule("zdr.broker-restart")
 async def test_a_running_reply_ends_with_an_error_when_the_broker_dies(
     own_broker: BrokerNode, model: str
 ) -> None:
-    async with both_ends(model, own_broker.url, own_broker.url) as (dispatcher, source):
-        job = a_job(model)
+    async with both_ends(model, own_broker.url, own_broker.url, slots=2) as (dispatcher, source):
+        await known(dispatcher, source, model)
+        job, secret = a_job(model), a_job(model, zdr=True)
         reply = await dispatcher.dispatch(job)
         delivery = await take_one(source)
         delivery.send(a_message(job, 0))
         await read(reply, 1)
-        waiting = asyncio.ensure_future(reply.receive())
+        secret_reply = await dispatcher.dispatch(secret)
+        secret_delivery = await take_one(source)
+        waiting = [asyncio.ensure_future(each.receive()) for each in (reply, secret_reply)]
         await asyncio.to_thread(own_broker.kill)
-        with pytest.raises(WorkerFailed) as caught:
-            async with asyncio.timeout(15):
-                await waiting
-        assert "connection lost" in (caught.value.diagnostic or "")
+        for receiving in waiting:
+            with pytest.raises(WorkerFailed) as caught:
+                async with asyncio.timeout(15):
+                    await receiving
+            assert "connection lost" in (caught.value.diagnostic or "")
         assert await is_set(delivery.cancelled)
+        assert await is_set(secret_delivery.cancelled)
+        await secret_delivery.ack()
         with pytest.raises(ModelUnavailable):
             await dispatcher.dispatch(a_job(model))
         await delivery.ack()
@@ -116,6 +125,13 @@ async def test_a_running_reply_ends_with_an_error_when_the_broker_dies(
         await reply.redispatch(a_job(model, attempt=2, job_id=job.job_id))
         await answer(await take_one(source))
         assert len(await read_to_end(reply)) == 6
+        # What may not be kept did not; only its owner can send it again.
+        further = a_job(model, attempt=2, job_id=secret.job_id, zdr=True)
+        await secret_reply.redispatch(further)
+        delivery = await take_one(source)
+        assert (delivery.job, delivery.redelivered) == (further, False)
+        await answer(delivery)
+        assert len(await read_to_end(secret_reply)) == 6
 
 
 async def test_a_worker_cut_off_hands_its_job_on_and_is_fenced(

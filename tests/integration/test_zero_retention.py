@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,12 @@ class Service:
     url: str
     pages: Mapping[str, Process]
     http: httpx.AsyncClient
-    workers: list[Process] = field(default_factory=list)
+    workers: Sequence[Process]
+    zdr: bool = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return ZDR if self.zdr else {}
 
     def body(self, *messages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         return {"model": self.model, "messages": messages, **more}
@@ -63,7 +68,7 @@ class Service:
     async def ask(
         self, body: Any, *, path: str = CHAT, status: int = 200, **headers: str
     ) -> httpx.Response:
-        response = await self.http.post(path, json=body, headers={**ZDR, **headers})
+        response = await self.http.post(path, json=body, headers={**self.headers, **headers})
         assert response.status_code == status, response.text
         return response
 
@@ -91,11 +96,11 @@ class Service:
 
 @asynccontextmanager
 async def running(
-    home: Path, broker: BrokerNode, model: str, *, workers: int, module: str = "ingress"
+    home: Path, broker: BrokerNode, model: str, key: str, *, workers: int, module: str = "ingress"
 ) -> AsyncIterator[Service]:
-    """An ingress and workers, with all that they write below `home`."""
+    """An ingress that takes a key, and workers, with all that they write below `home`."""
     _lay_out(home, model)
-    env = {"TMPDIR": str(home / "tmp")}
+    env = {"TMPDIR": str(home / "tmp"), "HEADRACE_API_KEY": key}
     stored = ("--blobs", str(home / "blobs"), "--log-level", "debug", "--amqp-url", broker.url)
     database = ("--database", f"sqlite:///{home / 'headrace.db'}")
     port, *ports = (free_port() for _ in range(workers + 1))
@@ -123,6 +128,7 @@ async def running(
         processes = zip(addresses, (ingress, *hired), strict=True)
         pages = {f"{address}/metrics": process for address, process in processes}
         http = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
+        http.headers["authorization"] = f"Bearer {key}"
         yield Service(home, broker, model, url, pages, http, hired)
 
 
@@ -171,8 +177,8 @@ async def answered(service: Service, its: Canaries) -> None:
         user=its["user"],
         metadata={"about": its["metadata"]},
     )
-    headers = {"idempotency-key": its["idempotency"], "x-api-key": its["key"]}
     for stream in (False, True):
+        headers = {"idempotency-key": f"{its['idempotency']}-{stream}"}
         response = await service.ask({**body, "stream": stream}, **headers)
         assert its["said"] in response.text
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -207,8 +213,9 @@ async def refused(service: Service, its: Canaries) -> None:
         await service.ask(body, status=400)
     await service.ask({"model": wrong, "messages": [user(wrong)]}, status=404)
     broken = f'{{"messages": "{its["broken"]}'.encode()
-    response = await service.http.post(CHAT, content=broken, headers=ZDR)
+    response = await service.http.post(CHAT, content=broken, headers=service.headers)
     assert response.status_code == 400
+    await service.ask(service.body(user(wrong)), status=401, authorization=its["wrong key"])
     response = await service.http.get(f"/{its['path']}?{its['query']}")
     assert response.status_code == 404
 
@@ -220,7 +227,7 @@ async def failed(service: Service, its: Canaries) -> None:
     response = await service.ask(service.body(user(text), stream=True))
     assert "error" in response.text
     body = service.body(user("[[slow]]"), regex=repeated(its["abandoned"]), stream=True)
-    async with service.http.stream("POST", CHAT, json=body, headers=ZDR) as stream:
+    async with service.http.stream("POST", CHAT, json=body, headers=service.headers) as stream:
         assert await anext(stream.aiter_lines())
     connection = await aio_pika.connect(service.broker.url)
     async with connection, connection.channel(publisher_confirms=True) as channel:
@@ -263,23 +270,33 @@ def dead_letters(service: Service) -> Callable[[], Any]:
 async def test_nothing_is_left_of_it_however_it_ends(
     own_broker: BrokerNode, model: str, tmp_path: Path
 ) -> None:
-    its = Canaries()
-    async with running(tmp_path / "service", own_broker, model, workers=WORKERS) as service:
+    its, others, home = Canaries(), Canaries(), tmp_path / "service"
+    ingress = home / "ingress.log"
+    async with running(home, own_broker, model, its["key"], workers=WORKERS) as service:
         await answered(service, its)
         await refused(service, its)
         await failed(service, its)
         await until(dead_letters(service), timeout_s=10)
+        service.zdr = False  # of others nothing is in the logs
+        await answered(service, others)
+        await refused(service, others)
+        await failed(service, others)
+        service.zdr = True
         await poisonous(service, its)
         assert await service.search(its) == []
-        assert "request.completed" in (service.home / "ingress.log").read_text()
-    assert service.logs(its) == [], "not even when they end"
+        kept = {leak.secret for leak in await service.search(others)}
+        assert {"prompt", "image"} <= kept, "or this would prove nothing"
+    assert service.logs({**its, **{f"other's {name}": text for name, text in others.items()}}) == []
+    completed = [line for line in ingress.read_text().splitlines() if "request.completed" in line]
+    assert len(completed) > 20
 
 
 @pytest.mark.rule("zdr.leaks-are-found")
 async def test_a_leak_would_be_found(own_broker: BrokerNode, model: str, tmp_path: Path) -> None:
     its = Canaries()
     home = tmp_path / "leaky"
-    planted = running(home, own_broker, model, workers=1, module="tests.fixtures.planted")
+    leaky = "tests.fixtures.planted"
+    planted = running(home, own_broker, model, its["key"], workers=1, module=leaky)
     async with planted as service:
         for plant in PLANTS:
             await service.ask(service.body(user(f"{plant} {its[plant]}")))

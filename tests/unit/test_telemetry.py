@@ -21,6 +21,70 @@ except ValueError as error:
 """
 
 
+COMPLAINTS = """
+import asyncio, gc, sys, threading
+from schemas.telemetry import configure_logging
+configure_logging("debug", json=sys.argv[1] == "json")
+
+class Secret:
+    def __repr__(self):
+        return "canary-argument"
+    def __call__(self, *_):
+        raise ValueError("canary-callback")
+    def __del__(self):
+        raise ValueError("canary-destructor")
+
+async def fail(_):
+    raise ValueError("canary-task")
+
+async def main():
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(fail(Secret()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+    loop.call_soon(Secret(), Secret())
+    future = loop.create_future()
+    future.set_exception(ValueError("canary-future"))
+    del future
+    gc.collect()
+    loop.call_exception_handler({"message": "canary-message", "exception": ValueError("canary")})
+    await asyncio.sleep(0)
+
+if sys.argv[2] == "uvloop":
+    import uvloop
+    uvloop.run(main())
+else:
+    asyncio.run(main())
+
+def work(_):
+    raise ValueError("canary-thread")
+thread = threading.Thread(target=work, args=("canary",))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.rule("zdr.logs")
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("form", ["json", "readable"])
+def test_what_python_itself_complains_of_is_not_quoted(form: str, loop: str) -> None:
+    command = [sys.executable, "-c", COMPLAINTS, form, loop]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "canary" not in result.stdout + result.stderr
+    assert result.stderr == ""
+    for event in (
+        "Task exception was never retrieved",
+        "Future exception was never retrieved",
+        "Exception in callback",
+        "thread.crashed",
+        "exception.ignored",
+    ):
+        assert event in result.stdout
+    assert result.stdout.count("ValueError") >= 5, "but where each came from"
+
+
 @pytest.mark.parametrize("form", ["json", "readable"])
 def test_an_exception_is_located_but_not_quoted(form: str) -> None:
     result = subprocess.run(
