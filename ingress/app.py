@@ -29,11 +29,15 @@ from ingress.routes.health import health_routes
 from ingress.routes.inference import inference_routes
 from ingress.routes.message_batches import message_batch_routes
 from ingress.routes.models import model_routes
+from ingress.routes.usage import usage_routes
 from ingress.services import Services
 from ingress.settings import IngressSettings
 from ingress.stores.base import BatchStore
+from ingress.usage.metering import Metering
+from ingress.usage.metrics import UsageMetrics
+from ingress.usage.store import UsageStore
 from schemas.blobs.base import BlobStore
-from schemas.transport.base import Dispatcher
+from schemas.transport.base import Dispatcher, RecordQueue
 
 if TYPE_CHECKING:
     from ingress.stores.database import Database
@@ -81,10 +85,12 @@ async def opened_services(
     store: BatchStore | None = None,
     blobs: BlobStore | None = None,
     database: Database | None = None,
+    records: RecordQueue | None = None,
 ) -> AsyncIterator[Services]:
     """Everything a request needs, and what goes on beside requests while the block runs.
 
-    In `database` are accounts, what they use, and records of usage; it stays the caller's.
+    In `database` are accounts, what they use, and records of usage; it stays the caller's. Records
+    come there by way of `records`, where others keep what is in it.
     """
     services = build_services(
         settings,
@@ -96,6 +102,12 @@ async def opened_services(
         idempotency=_idempotency_store(database),
     )
     services.limiter = limiter = _limiter(settings, services.metrics, database)
+    services.usage = Metering.open(
+        UsageMetrics(services.metrics.registry),
+        store=_usage_store(database),
+        queue=records,
+        log=settings.usage_log,
+    )
     try:
         async with services.directory.following(), services.keyed_requests.upkeep():
             yield services
@@ -136,6 +148,14 @@ def _limiter(
     return LedgerLimiter(ledger, accounting, metrics, gather_s=accounting.gather_s)
 
 
+def _usage_store(database: Database | None) -> UsageStore | None:
+    if database is None:
+        return None
+    from ingress.stores.sql_usage import SqlUsage
+
+    return SqlUsage(database)
+
+
 def build_app(services: Services) -> ASGIApp:
     """The ASGI app over these services."""
     # The framework's own description is left out: it cannot know what the dialects take.
@@ -143,6 +163,7 @@ def build_app(services: Services) -> ASGIApp:
     install_error_handlers(app)
     app.include_router(inference_routes(services))
     app.include_router(model_routes(services))
+    app.include_router(usage_routes(services))
     app.include_router(file_routes(services))
     app.include_router(batch_routes(services))
     app.include_router(message_batch_routes(services))

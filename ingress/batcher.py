@@ -21,8 +21,15 @@ from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.settings import BatcherSettings
 from ingress.commands import read_config, run
 from ingress.dialects.profile import ProfileName
-from ingress.options import database_option, opened_store
+from ingress.options import (
+    database_option,
+    opened_store,
+    usage_days_option,
+    usage_log_option,
+)
 from ingress.settings import IngressSettings
+from ingress.usage.keeper import Keeper, keeping
+from ingress.usage.metrics import UsageMetrics
 from schemas import telemetry
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
@@ -98,6 +105,8 @@ _DEFAULTS = BatcherSettings()
     default="127.0.0.1",
     help="Address for --metrics-port; they tell models and load to whoever reaches it.",
 )
+@usage_log_option()
+@usage_days_option()
 @log_level_option()
 def batcher(
     amqp_url: str,
@@ -107,6 +116,7 @@ def batcher(
     profile: ProfileName | None,
     metrics_port: int | None,
     metrics_host: str,
+    usage_log: Path | None,
     log_level: str,
     **values: Any,
 ) -> None:
@@ -117,7 +127,11 @@ def batcher(
     telemetry.configure_logging(log_level)
     metrics = BatcherMetrics()
     deployment = read_config(config)
-    settings = IngressSettings(config=deployment, profile=profile or deployment.profile or "wafer")
+    settings = IngressSettings(
+        config=deployment,
+        profile=profile or deployment.profile or "wafer",
+        usage_log=usage_log,
+    )
     if metrics_port is not None:
         start_http_server(metrics_port, addr=metrics_host, registry=metrics.registry)
     run(_serve(settings, BatcherSettings(**values), metrics, amqp_url, database, blobs))
@@ -145,8 +159,13 @@ async def _serve(
                 database=store.database if store else None,
             ) as services:
                 batcher = Batcher(services, batcher_settings, metrics)
-                log.info("batcher.ready")
-                await _run_until_told(batcher, signals, batcher_settings.grace_s)
+                assert services.usage.store is not None
+                keeper = Keeper(
+                    dispatcher.records, services.usage.store, UsageMetrics(metrics.registry)
+                )
+                async with keeping(keeper):
+                    log.info("batcher.ready")
+                    await _run_until_told(batcher, signals, batcher_settings.grace_s)
         finally:
             await dispatcher.close()
 

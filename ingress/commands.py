@@ -14,7 +14,7 @@ from ingress.accounts.directory import AccountDirectory, configured
 from ingress.accounts.keys import digest_of
 from ingress.app import build_app, opened_services
 from ingress.config import Config, ConfigError, load_config
-from ingress.options import database_option, opened_store
+from ingress.options import database_option, opened_store, usage_log_option
 from ingress.server import Server
 from ingress.settings import IngressSettings, TimeLimits
 from schemas import telemetry
@@ -136,6 +136,7 @@ ingress_options = stacked(
         default=8_000_000,
         help="Tokens of their prompts, estimated.",
     ),
+    usage_log_option(),
     log_level_option(),
 )
 """The options of everything that serves HTTP."""
@@ -170,7 +171,7 @@ def ingress_settings(values: dict[str, Any], *, database: bool = False) -> Ingre
     profile = values.pop("profile") or config.profile or "wafer"
     names = (
         *("host", "port", "api_keys", "admin_key", "grace_s"),
-        *("max_concurrent", "max_queued", "max_queued_tokens", "public_url"),
+        *("max_concurrent", "max_queued", "max_queued_tokens", "public_url", "usage_log"),
     )
     settings = IngressSettings(
         limits=limits,
@@ -255,6 +256,7 @@ async def _serve(
                 store=store,
                 blobs=blobs,
                 database=store.database if store else None,
+                records=dispatcher.records if store else None,
             ) as services,
         ):
             require_closed(settings, services.directory)

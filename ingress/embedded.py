@@ -29,7 +29,13 @@ from ingress.commands import (
     run,
     warn_if_open,
 )
-from ingress.options import DataDirectory, data_directory, data_option, opened_store
+from ingress.options import (
+    DataDirectory,
+    data_directory,
+    data_option,
+    opened_store,
+    usage_days_option,
+)
 from ingress.server import Server
 from ingress.services import Services
 from ingress.settings import IngressSettings, data_dir
@@ -74,6 +80,7 @@ _QUESTION = "What is the capital of France?"
 )
 @engine_options
 @ingress_options
+@usage_days_option()
 @supervise_option("the engine")
 def up(
     model: str | None,
@@ -82,6 +89,7 @@ def up(
     amqp_url: str | None,
     data: Path | None,
     keeps_batches: bool,
+    usage_days: int,
     supervised: bool,
     ready_fd: int | None,
     log_level: str,
@@ -110,7 +118,7 @@ def up(
         grace_s=settings.grace_s,
         **values,
     )
-    settings = settings.model_copy(update={"model": worker.served_id})
+    settings = settings.model_copy(update={"model": worker.served_id, "usage_days": usage_days})
     with ExitStack() as exits:
         kept = exits.enter_context(data_directory(data or data_dir())) if keeps_batches else None
         run(serve(settings, worker, amqp_url, kept, console, ready_fd=ready_fd))
@@ -231,7 +239,7 @@ async def _batching(services: Services, *, alone: bool) -> AsyncIterator[None]:
     if services.store is None:
         yield
         return
-    settings = BatcherSettings()
+    settings = BatcherSettings(usage_days=services.settings.usage_days)
     if alone:
         settings = settings.model_copy(update={"presence_s": 0.0})
     async with batching(services, settings, BatcherMetrics(services.metrics.registry)):

@@ -50,6 +50,27 @@ def data_option(default: str) -> Callable[[F], F]:
     )
 
 
+def usage_log_option() -> Callable[[F], F]:
+    """`--usage-log`."""
+    return option(
+        "--usage-log",
+        env="USAGE_LOG",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="File that what each request used is appended to, as lines of JSON. Default: none.",
+    )
+
+
+def usage_days_option() -> Callable[[F], F]:
+    """`--usage-days`."""
+    return option(
+        "--usage-days",
+        env="USAGE_DAYS",
+        type=click.IntRange(min=1),
+        default=400,
+        help="Days that records of usage are kept in the database.",
+    )
+
+
 @asynccontextmanager
 async def opened_store(database: str | None) -> AsyncIterator[SqlStore | None]:
     """The store behind `--database` while the block runs.

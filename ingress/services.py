@@ -21,7 +21,7 @@ from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.settings import IngressSettings
 from ingress.stores.base import BatchStore
-from ingress.usage.recorder import NoRecorder, Recorder
+from ingress.usage.metering import Metering
 from schemas.blobs.base import BlobStore
 from schemas.model_card import ModelCard
 from schemas.transport.base import Dispatcher
@@ -64,7 +64,7 @@ class Services:
         blobs: BlobStore | None = None,
         accounts: AccountStore | None = None,
         limiter: Limiter | None = None,
-        usage: Recorder | None = None,
+        usage: Metering | None = None,
         idempotency: IdempotencyStore | None = None,
     ) -> None:
         self.store = store
@@ -78,7 +78,7 @@ class Services:
         self.metrics = metrics
         self.media = media
         self.limiter = limiter or NoLimits()
-        self.usage = usage or NoRecorder()
+        self.usage = usage or Metering()
         self.admission = Admission(
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
         )

@@ -123,6 +123,8 @@ class IngressSettings(BaseModel):
         max_queued: Requests of one model that wait for a worker, in this process.
         max_queued_tokens: Tokens of their prompts, about.
         grace_s: How long running streams may go on after SIGTERM.
+        usage_log: File that records of usage are appended to.
+        usage_days: How long they are kept in the database of a process that runs batches too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -143,6 +145,8 @@ class IngressSettings(BaseModel):
     max_queued: int = Field(default=1000, gt=0)
     max_queued_tokens: int = Field(default=8_000_000, gt=0)
     grace_s: float = Field(default=120.0, ge=0)
+    usage_log: Path | None = None
+    usage_days: int = Field(default=400, gt=0)
     limits: TimeLimits = TimeLimits()
     accounting: LimitSettings = LimitSettings()
     media: MediaLimits = MediaLimits()

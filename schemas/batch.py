@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from schemas.delta import Usage
+from schemas.usage_record import UsageRecord
 
 Shape: TypeAlias = Literal["openai", "messages"]
 """Which public API a batch belongs to: OpenAI batches, or Anthropic message batches."""
@@ -134,9 +135,11 @@ class LineResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         line: From 1, as in the input; blank lines count.
         text: The line of the output, whole but for its end.
+        record: What it used; stored together with it.
     """
 
     line: int
     outcome: Outcome
     text: bytes
     usage: Usage = Usage(0, 0, 0, 0)
+    record: UsageRecord | None = None

@@ -18,6 +18,7 @@ import msgspec
 from schemas.delta import ReplyMessage
 from schemas.job import SCHEMA_VERSION, Continuation, Job, JobClass
 from schemas.model_card import WorkerInfo
+from schemas.usage_record import UsageRecord
 
 
 class CodecError(ValueError):
@@ -135,6 +136,11 @@ class _Announcement(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerInfo
 
 
+class _Records(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    records: tuple[UsageRecord, ...]
+
+
 class _ControlMessage(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     control: Control
@@ -151,6 +157,7 @@ _blob = msgspec.msgpack.Decoder(Job)
 _frame = msgspec.json.Decoder(Frame)
 _announcement = msgspec.json.Decoder(_Announcement)
 _control = msgspec.json.Decoder(_ControlMessage)
+_records = msgspec.json.Decoder(_Records)
 
 
 def _check_version(found: int) -> None:
@@ -257,3 +264,24 @@ def decode_control(body: bytes) -> Control:
         return _control.decode(body).control
     except _UNREADABLE as error:
         raise CodecError(_reason(error)) from error
+
+
+def encode_records(records: Sequence[UsageRecord]) -> bytes:
+    """One AMQP message's worth of usage records."""
+    return _encoder.encode(_Records(version=SCHEMA_VERSION, records=tuple(records)))
+
+
+def decode_records(body: bytes) -> tuple[UsageRecord, ...]:
+    """Read usage records.
+
+    Raises:
+        CodecError: As `decode_job`; or they cannot be of this program.
+    """
+    try:
+        _check_version(_version.decode(body).version)
+        found = _records.decode(body).records
+    except _UNREADABLE as error:
+        raise CodecError(_reason(error)) from error
+    if not all(record.is_sound for record in found):
+        raise CodecError("a figure that cannot be")
+    return found

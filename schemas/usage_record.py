@@ -6,13 +6,18 @@ of a batch. It says nothing of what was asked or answered.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from schemas.delta import Usage
 
 UsageOutcome: TypeAlias = Literal["completed", "cancelled", "failed"]
+
+
+_LARGE: Final = 2**31
+_LARGEST: Final = 2**63
+_LATEST: Final = 253_402_300_800.0  # after it there are no dates
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,3 +66,15 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     microcents: int = 0
     attempts: int = 1
     worker: str | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be of this program: a queue may hold what somebody else has put there."""
+        large = (*msgspec.structs.astuple(self.usage), self.microcents)
+        small = (self.status, self.attempts)
+        return (
+            bool(self.record_id)
+            and 0 <= self.began_at < _LATEST
+            and all(0 <= figure < _LARGEST for figure in large)
+            and all(0 <= figure < _LARGE for figure in small)
+        )

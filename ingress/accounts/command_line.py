@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import orjson
@@ -21,6 +21,9 @@ from rich.text import Text
 from ingress.accounts.administration import Administration
 from schemas.errors import ServingError
 from schemas.options import option
+
+if TYPE_CHECKING:
+    from ingress.stores.sql import SqlStore
 
 T = TypeVar("T")
 
@@ -60,16 +63,30 @@ def administer(url: str, work: Callable[[Administration], Awaitable[T]]) -> T:
     Raises:
         click.ClickException: It cannot be done; the text says why.
     """
+
+    def on_accounts(store: SqlStore) -> Awaitable[T]:
+        from ingress.stores.sql_accounts import SqlAccounts
+
+        return work(Administration(SqlAccounts(store.database)))
+
+    return on_store(url, on_accounts)
+
+
+def on_store(url: str, work: Callable[[SqlStore], Awaitable[T]]) -> T:
+    """What `work` makes of a database.
+
+    Raises:
+        click.ClickException: As `administer`.
+    """
     from ingress.stores.base import StoreUnavailable
     from ingress.stores.database import BadDatabaseUrl
     from ingress.stores.schema import SchemaMismatch
     from ingress.stores.sql import SqlStore
-    from ingress.stores.sql_accounts import SqlAccounts
 
     async def run() -> T:
         store = await SqlStore.open(url)
         try:
-            return await work(Administration(SqlAccounts(store.database)))
+            return await work(store)
         finally:
             await store.close()
 

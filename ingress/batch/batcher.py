@@ -55,7 +55,13 @@ class Batcher:
         self._clock = clock
         self._capacity = Capacity(services.catalog, services.dispatcher, settings)
         self._window = Window(self._capacity.limit, max_bytes=settings.max_window_bytes)
-        self._sweeper = Sweeper(self._store, self._blobs, clock)
+        self._sweeper = Sweeper(
+            self._store,
+            self._blobs,
+            clock,
+            usage=services.usage.store,
+            usage_days=settings.usage_days,
+        )
         self._runs: dict[asyncio.Task[None], BatchRun] = {}
         self._ended = asyncio.Event()  # a batch has
         self._stopping = asyncio.Event()

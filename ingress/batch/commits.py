@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.patience import persistently
 from ingress.batch.settings import BatcherSettings
 from ingress.stores.base import BatchStore
+from ingress.usage.metering import Metering
 from schemas.batch import LineResult
+from schemas.usage_record import UsageRecord
 
 _UNSTORED_GROUPS = 8
 """So many groups may wait while the store is slow; then the lines wait, and so their workers."""
 
 
 class Commits:
-    """Stores the results of one batch."""
+    """Stores the results of one batch.
+
+    Args:
+        charge: Called once for each line whose result has been stored.
+    """
 
     def __init__(
         self,
@@ -30,12 +37,16 @@ class Commits:
         owner: str,
         settings: BatcherSettings,
         metrics: BatcherMetrics,
+        usage: Metering,
+        charge: Callable[[UsageRecord], None],
     ) -> None:
         self._store = store
         self._batch_id = batch_id
         self._owner = owner
         self._settings = settings
         self._metrics = metrics
+        self._usage = usage
+        self._charge = charge
         self._waiting: list[LineResult] = []
         self._size = 0
         self._some = asyncio.Event()  # there is something to store
@@ -92,6 +103,9 @@ class Commits:
         self._metrics.commit.observe(time.monotonic() - began)
         for result in group:
             self._metrics.lines.labels(result.outcome).inc()
+            if result.record is not None:
+                self._usage.has_stored(result.record)
+                self._charge(result.record)
 
     def _take(self) -> list[LineResult]:
         """The next group, which has at least one result."""

@@ -26,6 +26,7 @@ from ingress.batch.completion import complete
 from ingress.batch.lines import InputLine
 from ingress.batch.patience import Pauses
 from ingress.batch.settings import BatcherSettings
+from ingress.batch.tried import Tried
 from ingress.dialects.base import Dialect, DialectRequest, Encoder, JobContext, Stamp
 from ingress.dialects.profile import PROFILES
 from ingress.errors import encodable
@@ -116,25 +117,29 @@ class LineRunner:
                 raise UnsupportedValue("A request of a batch cannot stream.", param="stream")
             return Request(line, request_id, wanted, terms.model_named(wanted.model))
         except ServingError as error:
-            return self._errored(line.line, line.custom_id, request_id, error.info())
+            info = error.info()
         except Exception as error:
             self._crashed(line.line, request_id, error)
-            return self._errored(line.line, line.custom_id, request_id, _CRASH.info())
+            info = _CRASH.info()
+        tried = Tried(request_id, self._clock())
+        return self._errored(line.line, line.custom_id, info, tried)
 
     def refuse(self, request: Request, error: ServingError) -> LineResult:
         """The result of a line that is not executed because of this error."""
-        return self._errored(request.line, request.custom_id, request.request_id, error.info())
+        tried = Tried(request.request_id, self._clock(), model=request.model)
+        return self._errored(request.line, request.custom_id, error.info(), tried)
 
     async def run(self, request: Request, card: ModelCard) -> LineResult:
         """The result of a line; does not end before there is one."""
+        tried = Tried(request.request_id, self._clock(), model=card.id, pricing=card.pricing)
         try:
             self._terms.require_access(card)
-            body, usage = await self._answer(request, card)
+            body, usage = await self._answer(request, card, tried)
         except ServingError as error:
-            return self.refuse(request, error)
+            return self._errored(request.line, request.custom_id, error.info(), tried)
         except Exception as error:
             self._crashed(request.line, request.request_id, error)
-            return self.refuse(request, _CRASH)
+            return self._errored(request.line, request.custom_id, _CRASH.info(), tried)
         text = result_lines.succeeded(
             self._batch.shape,
             custom_id=request.custom_id,
@@ -142,9 +147,15 @@ class LineRunner:
             request_id=request.request_id,
             body=body,
         )
-        return LineResult(line=request.line, outcome="succeeded", text=text, usage=usage)
+        return LineResult(
+            line=request.line,
+            outcome="succeeded",
+            text=text,
+            usage=usage,
+            record=tried.record(self._batch, request.line, self._dialect.name, now=self._clock()),
+        )
 
-    async def _answer(self, request: Request, card: ModelCard) -> tuple[bytes, Usage]:
+    async def _answer(self, request: Request, card: ModelCard, tried: Tried) -> tuple[bytes, Usage]:
         """The answer and its usage, of whichever try brings it.
 
         Raises:
@@ -154,6 +165,7 @@ class LineRunner:
         pauses = Pauses(self._settings.retry_first_s, _LONGEST_PAUSE_S)
         while True:
             generation, encoder = self._generation(request, card)
+            tried.generation = generation
             try:
                 await complete(generation, encoder)
                 return encoder.body(), generation.usage
@@ -217,17 +229,21 @@ class LineRunner:
         )
         return generation, encoder
 
-    def _errored(self, line: int, custom_id: str, request_id: str, error: ErrorInfo) -> LineResult:
+    def _errored(self, line: int, custom_id: str, error: ErrorInfo, tried: Tried) -> LineResult:
         error = encodable(error)
+        status, request_id = self._dialect.error_status(error), tried.request_id
         text = result_lines.errored(
             self._batch.shape,
             custom_id=custom_id,
             result_id=result_lines.result_id(self._batch.batch_id, line),
             request_id=request_id,
-            status=self._dialect.error_status(error),
+            status=status,
             body=self._dialect.error_body(error, request_id),
         )
-        return LineResult(line=line, outcome="errored", text=text)
+        record = tried.record(
+            self._batch, line, self._dialect.name, status=status, error=error, now=self._clock()
+        )
+        return LineResult(line=line, outcome="errored", text=text, record=record)
 
     def _crashed(self, line: int, request_id: str, error: Exception) -> None:
         log.error(

@@ -36,6 +36,7 @@ from ingress.stores.base import BatchStore, LeaseLost, StoreUnavailable
 from schemas import telemetry
 from schemas.batch import Batch
 from schemas.blobs.base import BlobStore
+from schemas.usage_record import UsageRecord
 
 log = structlog.get_logger(__name__)
 
@@ -217,7 +218,15 @@ class BatchRun:
             LineRunner(services, self.batch, dialect, self._capacity, settings, self._clock),
             store=self._store,
             blobs=self._blobs,
-            commits=Commits(self._store, self.batch.batch_id, self._owner, settings, self._metrics),
+            commits=Commits(
+                self._store,
+                self.batch.batch_id,
+                self._owner,
+                settings,
+                self._metrics,
+                services.usage,
+                self._charge,
+            ),
             capacity=self._capacity,
             window=self._window,
             look_s=settings.look_s,
@@ -228,6 +237,12 @@ class BatchRun:
         finally:
             over.cancel()
             self._lines = None
+
+    def _charge(self, record: UsageRecord) -> None:
+        """Have a line paid for by the batch's account, if that is still there."""
+        account = self._services.directory.account(self.batch.account)
+        if account is not None:
+            self._services.limiter.charge(account, record.usage, record.microcents)
 
     async def _finalise(self) -> None:
         await self._change(lambda batch: batch)  # its counts, as they are in the end

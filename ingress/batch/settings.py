@@ -25,6 +25,7 @@ class BatcherSettings(BaseModel):
         look_s: How often it is looked whether workers have come or gone.
         sweep_s: How often what has expired is deleted.
         orphans_s: How often blobs are looked for that nobody knows of.
+        usage_days: How long records of usage are kept.
         grace_s: How long running lines may go on after SIGTERM.
     """
 
@@ -46,4 +47,5 @@ class BatcherSettings(BaseModel):
     look_s: float = Field(default=0.2, gt=0)
     sweep_s: float = Field(default=300.0, gt=0)
     orphans_s: float = Field(default=3600.0, gt=0)
+    usage_days: int = Field(default=400, gt=0)
     grace_s: float = Field(default=30.0, ge=0)

@@ -22,6 +22,7 @@ from ingress.batch import lifecycle
 from ingress.batch.finalise import blobs_at_end
 from ingress.batch.patience import AWAY, reason_of
 from ingress.stores.base import BatchStore
+from ingress.usage.store import UsageStore
 from schemas.blobs.base import BlobStore
 from schemas.blobs.orphans import sweep_orphans, sweep_unfinished
 
@@ -37,12 +38,24 @@ class Sweeper:
 
     Args:
         clock: Gives Unix seconds.
+        usage: Records of requests, if there are any.
+        usage_days: How long those are kept.
     """
 
-    def __init__(self, store: BatchStore, blobs: BlobStore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: BatchStore,
+        blobs: BlobStore,
+        clock: Callable[[], float],
+        *,
+        usage: UsageStore | None = None,
+        usage_days: int = 400,
+    ) -> None:
         self._store = store
         self._blobs = blobs
         self._clock = clock
+        self._usage = usage
+        self._usage_days = usage_days
 
     async def run(self, every_s: float, *, orphans_every_s: float) -> None:
         """Sweep again and again, several batchers not in step; until cancelled."""
@@ -72,6 +85,7 @@ class Sweeper:
             await self._expired_files()
             + await self._old_results()
             + await self._undropped()
+            + await self._old_usage()
             + await sweep_unfinished(self._blobs, self._clock())
         )
 
@@ -115,6 +129,11 @@ class Sweeper:
                 )
                 deleted += 1
         return deleted
+
+    async def _old_usage(self) -> int:
+        if self._usage is None:
+            return 0
+        return await self._usage.forget(self._clock() - self._usage_days * 86_400)
 
     async def _undropped(self) -> int:
         dropped = 0

@@ -221,6 +221,8 @@ class BatchStore(Protocol):
     async def commit(self, batch_id: str, owner: str, results: Sequence[LineResult]) -> int:
         """Store results, and add them to the batch's counts and usage; returns how many were new.
 
+        Their records of usage are kept with them.
+
         Raises:
             LeaseLost: Nothing was stored.
         """

@@ -28,6 +28,7 @@ from ingress.stores.base import (
 )
 from ingress.stores.database import UNAVAILABLE, Database, Work, open_database
 from ingress.stores.sql_files import SqlFiles
+from ingress.stores.sql_usage import add_records
 from ingress.stores.tables import (
     BATCH_COLUMNS,
     ENDED_SQL,
@@ -329,8 +330,10 @@ class SqlStore(SqlFiles):
             batch = await _batch(connection, batch_id, owner=owner, held=True)
             if batch is None:
                 raise LeaseLost
-            new = await self._add_results(connection, batch_id, list(by_line.values()))
-            await _count(connection, batch_id, [by_line[line] for line in new])
+            lines = await self._add_results(connection, batch_id, list(by_line.values()))
+            new = [by_line[line] for line in lines]
+            await _count(connection, batch_id, new)
+            await add_records(connection, [r.record for r in new if r.record is not None])
             return len(new)
 
         return await self._database.write(work, repeatable=True)

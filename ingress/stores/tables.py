@@ -241,8 +241,8 @@ usage_records: Final = sa.Table(
     _needed("microcents", sa.BigInteger),
     _needed("attempts", sa.Integer),
     _optional("worker", AnyText),
-    sa.Index("usage_records_account_idx", "account", "began_at"),
-    sa.Index("usage_records_began_at_idx", "began_at"),
+    sa.Index("usage_records_account_idx", "account", "began_at", "record_id"),
+    sa.Index("usage_records_began_at_idx", "began_at", "record_id"),
 )
 
 idempotent_requests: Final = sa.Table(

@@ -22,8 +22,8 @@ Rules every transport obeys (the contract suite checks them):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from schemas.delta import ReplyMessage
 from schemas.errors import InternalError, WorkerFailed
@@ -41,6 +41,10 @@ class ReplySuspended(InternalError):
 
 class ReplyLost(WorkerFailed):
     """The reply can no longer arrive: its connection is gone, or its worker is silent."""
+
+
+class RecordsNotTaken(ConnectionError):
+    """Records were not put into their queue, or that was not confirmed; try again."""
 
 
 class SourceBroken(ConnectionError):
@@ -198,4 +202,28 @@ class JobSource(Protocol):
 
     async def close(self) -> None:
         """Drain, send what is queued, and leave."""
+        ...
+
+
+Keep: TypeAlias = Callable[[Sequence[bytes]], Awaitable[Mapping[int, str]]]
+"""Keeps several bodies. Returns once they are safe, with the numbers of those that make no sense
+and why; it waits for what it needs."""
+
+
+class RecordQueue(Protocol):
+    """Where usage records wait for whoever keeps them, through the end of any process."""
+
+    async def put(self, body: bytes) -> None:
+        """Add a body; returns when it is safely there.
+
+        Raises:
+            RecordsNotTaken: It is not, or nobody knows. Put again, it may be there twice.
+        """
+        ...
+
+    async def take(self, keep: Keep) -> None:
+        """Have what is there kept, until cancelled. What makes no sense is set aside.
+
+        Who takes something and dies before it is kept leaves it to others.
+        """
         ...

@@ -58,6 +58,7 @@ from schemas.transport.rabbit_publisher import (
     Unconfirmed,
     Unroutable,
 )
+from schemas.transport.rabbit_records import RabbitRecordQueue
 from schemas.transport.rabbit_reply_pool import ReplyPool, ReplyQueue
 from schemas.transport.reply_buffer import ReplyBuffer
 from schemas.transport.sealing import Box, Sealer
@@ -155,6 +156,7 @@ class RabbitDispatcher:
     """See `schemas.transport.base.Dispatcher`.
 
     Attributes:
+        records: The way of usage records, on the same connection.
         orphan_messages: Reply messages that nobody waited for.
         undecodable_frames: Reply frames that could not be read.
         overruns: Replies broken because they were not read.
@@ -176,6 +178,7 @@ class RabbitDispatcher:
         self._pool: ReplyPool
         self._publisher: Publisher
         self._closed = False
+        self.records = RabbitRecordQueue(self._connection, lambda: self._publisher)
         self.orphan_messages = 0
         self.undecodable_frames = 0
         self.overruns = 0

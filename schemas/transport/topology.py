@@ -34,11 +34,23 @@ DEAD_EXCHANGE: Final = "headrace.dead"
 
 DEAD_QUEUE: Final = "headrace.dead"
 
+USAGE_EXCHANGE: Final = "headrace.usage"
+"""Fanout to `USAGE_QUEUE`, and to whatever else wants to know what was used."""
+
+USAGE_QUEUE: Final = "headrace.usage"
+
+USAGE_QUEUE_BYTES: Final = 1 << 30
+"""Of records that nobody has kept yet; some millions. Above it further ones are refused."""
+
+NEVER_TOO_OFTEN: Final = 1_000_000
+"""A delivery limit: what could not be kept for a day is not set aside for that."""
+
 EXCHANGES: Final = (
     (JOBS_EXCHANGE, "direct"),
     (CONTROL_EXCHANGE, "topic"),
     (WORKERS_EXCHANGE, "fanout"),
     (DEAD_EXCHANGE, "fanout"),
+    (USAGE_EXCHANGE, "fanout"),
 )
 """Name and type of every exchange, all durable. Either side declares them."""
 
@@ -123,6 +135,16 @@ def job_queue_arguments(kind: QueueKind, max_length: int) -> dict[str, Any]:
 
 def dead_queue_arguments() -> dict[str, Any]:
     return {"x-queue-type": "quorum"}
+
+
+def usage_queue_arguments() -> dict[str, Any]:
+    return {
+        "x-queue-type": "quorum",
+        "x-max-length-bytes": USAGE_QUEUE_BYTES,
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": NEVER_TOO_OFTEN,
+        "x-dead-letter-exchange": DEAD_EXCHANGE,
+    }
 
 
 def private_queue(purpose: Literal["reply", "workers", "control"], owner: str, unique: str) -> str:

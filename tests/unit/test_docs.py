@@ -6,23 +6,38 @@ from pathlib import Path
 import click
 import pytest
 
+from ingress.accounts.account_commands import accounts
+from ingress.accounts.key_commands import keys
+from ingress.accounts.terms import BudgetTerms, LimitTerms
 from ingress.batcher import batcher
 from ingress.client.commands import EXIT_STATUS, batch
 from ingress.commands import ingress
-from ingress.config import CapabilitiesConfig, ModelConfig, PricingConfig, load_config
+from ingress.config import (
+    AccountConfig,
+    CapabilitiesConfig,
+    KeyConfig,
+    ModelConfig,
+    PricingConfig,
+    load_config,
+)
 from ingress.embedded import up
 from ingress.embedded_batch import run_batch
 from ingress.stores.command import database
+from ingress.usage.command import usage
 from workers.__main__ import worker
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/configuration.md").read_text()
+ACCOUNTS = (ROOT / "docs/accounts.md").read_text()
 COMMANDS: dict[str, click.Command] = {
     "up": up,
     "ingress": ingress,
     "worker": worker,
     "batcher": batcher,
+    "accounts": accounts,
+    "keys": keys,
     "database": database,
+    "usage": usage,
     "batch": batch,
     "batch run": run_batch,
 }
@@ -82,10 +97,24 @@ def test_every_field_of_the_file_is_named() -> None:
             assert f"`{field}`" in PAGE, field
 
 
+def test_every_term_of_an_account_is_named() -> None:
+    for section in (AccountConfig, KeyConfig, LimitTerms, BudgetTerms):
+        for field in section.model_fields:
+            assert f"`{field}`" in ACCOUNTS, field
+
+
+def test_the_example_account_is_accepted(tmp_path: Path) -> None:
+    (example,) = re.findall(r"~~~yaml\n(.*?)~~~", ACCOUNTS, re.S)
+    path = tmp_path / "headrace.yaml"
+    path.write_text(example)
+    assert [account.id for account in load_config(path).accounts] == ["team-a"]
+
+
 @pytest.mark.parametrize(
     "page",
     [
         "README.md",
+        "docs/accounts.md",
         "docs/batch.md",
         "docs/configuration.md",
         "docs/profiles.md",
@@ -104,7 +133,7 @@ def flags(command: click.Command) -> set[str]:
     return own.union(*map(flags, parts))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/batch.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/accounts.md", "docs/batch.md"])
 def test_a_page_names_only_options_that_exist(page: str) -> None:
     known = set().union(*map(flags, COMMANDS.values()))
     others = {"--build", "--scale"}  # docker compose's

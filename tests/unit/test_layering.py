@@ -30,6 +30,7 @@ PURE = (
     "ingress/limits/standing.py",
     "ingress/limits/state.py",
     "ingress/strict_json.py",
+    "ingress/usage/lines.py",
     "ingress/usage/prices.py",
     "workers/parsing/",
 )

@@ -91,8 +91,10 @@ def upgrade() -> None:
         _optional("worker", Text),
         sa.PrimaryKeyConstraint("record_id", name="usage_records_pkey"),
     )
-    op.create_index("usage_records_account_idx", "usage_records", ["account", "began_at"])
-    op.create_index("usage_records_began_at_idx", "usage_records", ["began_at"])
+    op.create_index(
+        "usage_records_account_idx", "usage_records", ["account", "began_at", "record_id"]
+    )
+    op.create_index("usage_records_began_at_idx", "usage_records", ["began_at", "record_id"])
     op.create_table(
         "idempotent_requests",
         _needed("account", Text),
@@ -106,9 +108,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("account", "key_digest", name="idempotent_requests_pkey"),
     )
     op.create_index("idempotent_requests_expires_at_idx", "idempotent_requests", ["expires_at"])
-
-
     op.create_index("idempotent_requests_owner_idx", "idempotent_requests", ["owner"])
+
+
 def downgrade() -> None:
     for table in (
         "idempotent_requests",
