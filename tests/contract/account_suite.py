@@ -117,7 +117,6 @@ class AccountStoreSuite:
         assert await store.account(name) == before
         assert await store.revision() == revision
 
-    @pytest.mark.rule("accounts.revision")
     async def test_every_change_moves_the_revision_and_nothing_else_does(
         self, opener: Opener
     ) -> None:
@@ -196,7 +195,6 @@ class AccountStoreSuite:
         assert await store.key(record.key_id) == revoked
         assert await store.revoke_key("key_nobody", NOW) is None
 
-    @pytest.mark.rule("accounts.keys-rotate")
     @pytest.mark.parametrize(
         ("overlap_s", "expires_at", "ends_at"),
         [(0.0, None, None), (60.0, None, NOW + 61), (60.0, NOW + 30, NOW + 30)],
@@ -231,7 +229,6 @@ class AccountStoreSuite:
             assert given is None
         assert await store.key(new.key_id) is None
 
-    @pytest.mark.rule("accounts.keys-limit")
     async def test_so_many_keys_and_no_more_also_at_once(self, opener: Opener) -> None:
         stores, name = [await opener(), await opener()], account_id()
         await stores[0].create_account(Account(account_id=name), NOW)

@@ -30,6 +30,12 @@ async def opener(tmp_path: Path) -> AsyncIterator[Opener]:
 class TestSqlite(AccountStoreSuite):
     """`SqlAccounts` in a file."""
 
+    @pytest.mark.rule("accounts.revision")
+    async def test_every_change_moves_the_revision_and_nothing_else_does(
+        self, opener: Opener
+    ) -> None:
+        await super().test_every_change_moves_the_revision_and_nothing_else_does(opener)
+
 
 async def test_files_of_a_deleted_account_expire_and_others_stay(tmp_path: Path) -> None:
     store = await SqlStore.open(f"sqlite:///{tmp_path / 'headrace.db'}")
