@@ -43,7 +43,7 @@ class Ask:
     gap_s: float
 
 
-def ask(model: str, *, tokens: int, gap_ms: int, ttft_ms: int) -> Ask:
+def ask(model: str, *, tokens: int, gap_ms: int, ttft_ms: int, key: str | None = None) -> Ask:
     """A request that makes the scripted engine send `tokens` tokens at a pace."""
     body = msgspec.json.encode(
         {
@@ -54,8 +54,9 @@ def ask(model: str, *, tokens: int, gap_ms: int, ttft_ms: int) -> Ask:
             ],
         }
     )
+    authorization = "" if key is None else f"Authorization: Bearer {key}\r\n"
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{authorization}"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return Ask(

@@ -212,13 +212,13 @@ def targets(amqp_url: str | None) -> Iterator[list[Target]]:
         yield found
 
 
-async def wait_until_answering(target: Target) -> None:
+async def wait_until_answering(target: Target, key: str | None = None) -> None:
     """Ask until a reply is right.
 
     Raises:
         BadReply: It was still not after a long time.
     """
-    single = ask(MODEL, tokens=1, gap_ms=0, ttft_ms=0)
+    single = ask(MODEL, tokens=1, gap_ms=0, ttft_ms=0, key=key)
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:

@@ -47,6 +47,8 @@ from schemas.errors import ServerShuttingDown
 
 log = structlog.get_logger()
 
+_TURNS: Final = 32
+
 _LOOK: Final = Ask(tokens=1, look=True)
 _LOOK_AT_BUDGET: Final = Ask(look=True)
 
@@ -376,7 +378,7 @@ class LedgerLimiter:
         turns = [book.turn(asking) for book, asking in zip(due, asks, strict=True)]
         attempt = asyncio.create_task(self._attempt(turns))
         try:
-            await asyncio.wait((attempt,), timeout=self._settings.wait_s)
+            await self._patiently(attempt)
         except asyncio.CancelledError:
             attempt.cancel()
             for asking in asks:
@@ -404,6 +406,16 @@ class LedgerLimiter:
         self._returning = asyncio.create_task(self._return(attempt, due, asks))
         turns = [book.missed_turn(asking) for book, asking in zip(due, asks, strict=True)]
         self._decide_alone(due, asks, turns)
+
+    async def _patiently(self, attempt: asyncio.Task[Sequence[Outcome] | None]) -> None:
+        """Wait for an exchange as long as requests may.
+
+        In several turns of the loop: what was late in a process that is busy is not the ledger.
+        """
+        for _ in range(_TURNS):
+            await asyncio.wait((attempt,), timeout=self._settings.wait_s / _TURNS)
+            if attempt.done():
+                return
 
     async def _attempt(self, turns: Sequence[Turn]) -> Sequence[Outcome] | None:
         """What the ledger made of these turns; None if it cannot be reached."""
