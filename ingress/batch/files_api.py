@@ -87,6 +87,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
 _ERRORS: Final[tuple[Error, ...]] = (
     "missing_api_key",
     "invalid_api_key",
+    "account_disabled",
     "endpoint_not_supported",
     "store_unavailable",
     "internal_error",
