@@ -142,9 +142,11 @@ def _limiter(
     hold_s, window = accounting.hold_s, Window(length_s=accounting.window_s)
     if database is None:
         return LedgerLimiter(MemoryLedger(hold_s=hold_s, window=window), accounting, metrics)
-    from ingress.stores.sql_ledger import SqlLedger
+    from ingress.stores.postgres_ledger import PostgresLedger
+    from ingress.stores.sqlite_ledger import SqliteLedger
 
-    ledger = SqlLedger(database, hold_s=hold_s, window=window)
+    of_kind = SqliteLedger if database.is_sqlite else PostgresLedger
+    ledger = of_kind(database, hold_s=hold_s, window=window)
     return LedgerLimiter(ledger, accounting, metrics, gather_s=accounting.gather_s)
 
 

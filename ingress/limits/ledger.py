@@ -11,7 +11,8 @@ Rules every ledger obeys (the contract suite checks them):
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final, Protocol
 
 from ingress.limits.state import MINUTE, AccountState, Outcome, Turn, Window, take_turn
@@ -30,6 +31,29 @@ class Ledger(Protocol):
                 taken.
         """
         ...
+
+    async def close(self) -> None:
+        """Let go of what it is reached by."""
+        ...
+
+
+def take_turns(
+    states: MutableMapping[str, AccountState],
+    process: str,
+    turns: Sequence[Turn],
+    *,
+    now: float,
+    hold_s: float,
+    window: Window,
+) -> Sequence[Outcome]:
+    """Take the turns of a process, one after the other; `states` has those of all accounts."""
+    outcomes = []
+    for turn in turns:
+        state = states[turn.account_id]
+        outcome = take_turn(state, turn, process, now=now, hold_s=hold_s, window=window)
+        states[turn.account_id] = outcome.state
+        outcomes.append(outcome)
+    return outcomes
 
 
 class MemoryLedger:
@@ -52,23 +76,21 @@ class MemoryLedger:
         self._hold_s = hold_s
         self._window = window
         self._clock = clock
-        self._states = dict(states or {})
+        self._states = defaultdict(AccountState, states or {})
 
     async def exchange(self, process: str, turns: Sequence[Turn]) -> Sequence[Outcome]:
         return self.take(process, turns)
 
     def take(self, process: str, turns: Sequence[Turn]) -> Sequence[Outcome]:
         """`exchange`, for nothing has to be waited for."""
-        now = self._clock()
-        outcomes = []
-        for turn in turns:
-            state = self._states.get(turn.account_id, _UNUSED)
-            outcome = take_turn(
-                state, turn, process, now=now, hold_s=self._hold_s, window=self._window
-            )
-            self._states[turn.account_id] = outcome.state
-            outcomes.append(outcome)
-        return outcomes
+        return take_turns(
+            self._states,
+            process,
+            turns,
+            now=self._clock(),
+            hold_s=self._hold_s,
+            window=self._window,
+        )
 
-
-_UNUSED: Final = AccountState()
+    async def close(self) -> None:
+        pass

@@ -514,6 +514,7 @@ class LedgerLimiter:
                     left = [book for book in left if book.owes]
         if left:
             log.warning("limits.untold", accounts=len(left))
+        await self._ledger.close()
 
 
 def _give_up(asks: Sequence[_Asking]) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from ingress.limits.ledger import Ledger, MemoryLedger
 from ingress.stores.database import Database
+from ingress.stores.postgres_ledger import PostgresLedger
 from ingress.stores.sql import SqlStore
-from ingress.stores.sql_ledger import SqlLedger
+from ingress.stores.sqlite_ledger import SqliteLedger
 from tests.contract.ledger_suite import HOLD_S, LedgerOpener, LedgerSuite, a_turn, granted
 from tests.contract.test_store_postgres import migrated
 from tests.fixtures.postgres import Postgres
@@ -36,21 +37,27 @@ class Databases:
     def __init__(self, url: str) -> None:
         self._url = url
         self._stores: list[SqlStore] = []
+        self._ledgers: list[Ledger] = []
 
     async def open(self) -> Database:
         self._stores.append(await SqlStore.open(self._url))
         return self._stores[-1].database
 
     async def open_ledger(self) -> Ledger:
-        return SqlLedger(await self.open(), hold_s=HOLD_S)
+        database = await self.open()
+        of_kind = SqliteLedger if database.is_sqlite else PostgresLedger
+        self._ledgers.append(of_kind(database, hold_s=HOLD_S))
+        return self._ledgers[-1]
 
     async def close(self) -> None:
+        for ledger in self._ledgers:
+            await ledger.close()
         for store in self._stores:
             await store.close()
 
 
 class TestSqlite(LedgerSuite):
-    """`SqlLedger` in a file."""
+    """`SqliteLedger`."""
 
     @pytest.fixture
     async def open_ledger(self, tmp_path: Path) -> AsyncIterator[LedgerOpener]:
@@ -76,7 +83,7 @@ def tables(postgres: Postgres) -> Iterator[str]:
 
 
 class TestPostgres(LedgerSuite):
-    """`SqlLedger` in PostgreSQL."""
+    """`PostgresLedger`."""
 
     @pytest.fixture
     async def open_ledger(self, postgres: Postgres, tables: str) -> AsyncIterator[LedgerOpener]:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import structlog
 from click.testing import CliRunner
@@ -19,7 +20,7 @@ from ingress.config import Config
 from ingress.limits.ledger import Ledger
 from ingress.limits.ledger_limiter import LedgerLimiter
 from ingress.limits.limiter import Demand
-from ingress.limits.state import Outcome, Turn
+from ingress.limits.state import AccountState, Outcome, Turn
 from ingress.settings import LimitSettings
 from ingress.stores.sql import SqlStore
 from schemas.transport.memory import MemoryTransport
@@ -61,6 +62,9 @@ class Watched:
             )
             self._admitted.append((outcome.now, new))
         return outcomes
+
+    async def close(self) -> None:
+        await self._ledger.close()
 
 
 def limiter_of(pod: Pod) -> LedgerLimiter:
@@ -149,9 +153,6 @@ async def test_two_hundred_clients_of_three_pods_exceed_nothing_and_lose_nothing
         limiters = [limiter_of(pod) for pod in pods]
         for limiter in limiters:
             await until(partial(is_idle, limiter))
-        state = limiter._books["ours"].state
-        assert state is not None
-        spent = state.spending["total"].microcents
     assert set(codes) == {200, 429}
     assert max(in_flight) <= at_once
     admitted.sort()
@@ -163,7 +164,11 @@ async def test_two_hundred_clients_of_three_pods_exceed_nothing_and_lose_nothing
     # What was used, by the records of all requests, is what the account has spent.
     used = "SELECT count(*), sum(input_tokens + output_tokens), sum(microcents) FROM usage_records"
     ((count, tokens, cost),) = postgres.run(used, url=database)
+    ((text,),) = postgres.run("SELECT state FROM account_states", url=database)
+    state = msgspec.msgpack.decode(text, type=AccountState)
+    spent = state.spending["total"].microcents
     assert (count, tokens, cost) == (total, spent, spent)
+    assert not any(lease.hold.in_flight for lease in state.leases.values())
 
 
 @pytest.mark.rule("limits.killed-process")

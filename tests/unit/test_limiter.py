@@ -60,6 +60,9 @@ class Ledger:
             raise StoreUnavailable("Nobody knows.")
         return outcomes
 
+    async def close(self) -> None:
+        pass
+
     def state_of(self, account: Account) -> Outcome:
         """As it is, for somebody who only looks."""
         (outcome,) = self._ledger.take("looks", [turn_of(account)])
