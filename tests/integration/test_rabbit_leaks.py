@@ -29,8 +29,11 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 REQUESTS = 300
 
 
-async def at_broker(node: BrokerNode) -> dict[str, Any]:
-    """What the broker holds, by kind and number; names of private queues change."""
+async def at_broker(node: BrokerNode, model: str) -> dict[str, Any]:
+    """What the broker holds, by kind and number; names of private queues change.
+
+    Job queues of other models are left out: some go by themselves, a while after their workers.
+    """
 
     def kind(name: str) -> str:
         return name.rpartition(".")[0] if "jobs" not in name else name
@@ -38,7 +41,7 @@ async def at_broker(node: BrokerNode) -> dict[str, Any]:
     queues = await node.rows("queues", "name", "messages")
     channels = await node.rows("channels", "messages_unacknowledged")
     return {
-        "queues": Counter(kind(name) for name, _ in queues),
+        "queues": Counter(kind(name) for name, _ in queues if model in name or "jobs" not in name),
         "messages": {name: int(count) for name, count in queues if int(count)},
         "consumers": len(await node.rows("consumers", "queue_name")),
         "channels": len(channels),
@@ -131,7 +134,7 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
             exits.push_async_callback(source.close)
             await exits.enter_async_context(serving(source, run))
         await until(lambda: len(dispatcher._pool._queues) == 16)
-        before, idle = await at_broker(own_broker), in_objects(dispatcher, sources)
+        before, idle = await at_broker(own_broker, model), in_objects(dispatcher, sources)
         outcomes: Counter[str] = Counter()
 
         async def asks() -> None:
@@ -152,7 +155,7 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
         assert sources[1].reconnects > 0
         await until(lambda: in_objects(dispatcher, sources) == idle, timeout_s=20)
         for _ in range(5):  # what is closed is gone there a moment later
-            if (after := await at_broker(own_broker)) == before:
+            if (after := await at_broker(own_broker, model)) == before:
                 break
         assert after == before
         assert after["messages"] == {}

@@ -19,6 +19,7 @@ from typing import Any
 import aio_pika
 import httpx
 import orjson
+import psutil
 import pytest
 from PIL import Image, PngImagePlugin
 
@@ -130,6 +131,16 @@ async def running(
         http = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         http.headers["authorization"] = f"Bearer {key}"
         yield Service(home, broker, model, url, pages, http, hired)
+    await _empty(broker)
+
+
+async def _empty(broker: BrokerNode) -> None:
+    """Leave no message to other tests: there is nobody here who would have taken usage records."""
+    connection = await aio_pika.connect(broker.url)
+    async with connection, connection.channel() as channel:
+        for name, count in await broker.rows("queues", "name", "messages"):
+            if count != "0":
+                await (await channel.get_queue(name, ensure=False)).purge()
 
 
 def _lay_out(home: Path, model: str) -> None:
@@ -266,13 +277,15 @@ def dead_letters(service: Service) -> Callable[[], Any]:
     return there
 
 
-@pytest.mark.rule("zdr.nowhere", "zdr.inline", "zdr.dead-letters", "zdr.logs")
+@pytest.mark.rule("zdr.nowhere", "zdr.inline", "zdr.dead-letters", "zdr.logs", "zdr.core-files")
 async def test_nothing_is_left_of_it_however_it_ends(
     own_broker: BrokerNode, model: str, tmp_path: Path
 ) -> None:
     its, others, home = Canaries(), Canaries(), tmp_path / "service"
     ingress = home / "ingress.log"
     async with running(home, own_broker, model, its["key"], workers=WORKERS) as service:
+        for process in service.pages.values():
+            assert psutil.Process(process.pid).rlimit(psutil.RLIMIT_CORE) == (0, 0)
         await answered(service, its)
         await refused(service, its)
         await failed(service, its)
