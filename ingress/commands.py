@@ -14,9 +14,10 @@ from ingress.accounts.directory import AccountDirectory, configured
 from ingress.accounts.keys import digest_of
 from ingress.app import build_app, opened_services
 from ingress.config import Config, ConfigError, load_config
+from ingress.idempotency.settings import IdempotencySettings
 from ingress.options import database_option, opened_store, usage_log_option
 from ingress.server import Server
-from ingress.settings import IngressSettings, TimeLimits
+from ingress.settings import IngressSettings, LimitSettings, TimeLimits
 from schemas import telemetry
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
@@ -108,6 +109,22 @@ ingress_options = stacked(
         help="Seconds a request may wait for a free worker.",
     ),
     option(
+        "--reserve-output",
+        env="RESERVE_OUTPUT",
+        type=click.IntRange(min=1),
+        default=1024,
+        help="Output tokens that a request without a limit of its own reserves of its account's "
+        "tokens per minute.",
+    ),
+    option(
+        "--hold",
+        "hold_s",
+        env="HOLD",
+        type=click.FloatRange(min=1),
+        default=10.0,
+        help="Seconds after which what a killed process had reserved of accounts' limits is free.",
+    ),
+    option(
         "--grace",
         "grace_s",
         env="GRACE",
@@ -135,6 +152,28 @@ ingress_options = stacked(
         type=click.IntRange(min=1),
         default=8_000_000,
         help="Tokens of their prompts, estimated.",
+    ),
+    option(
+        "--idempotency-window",
+        env="IDEMPOTENCY_WINDOW",
+        type=click.FloatRange(min=1),
+        default=86_400.0,
+        help="Seconds for which an Idempotency-Key means the same request.",
+    ),
+    option(
+        "--keep-answers",
+        env="KEEP_ANSWERS",
+        is_flag=True,
+        help="Keep the answers to requests with an Idempotency-Key in the blob store for that "
+        "long, to give them again.",
+    ),
+    option(
+        "--linger",
+        env="LINGER",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        help="Seconds that a request with an Idempotency-Key goes on when its client has left, "
+        "for one that comes back.",
     ),
     usage_log_option(),
     log_level_option(),
@@ -169,6 +208,13 @@ def ingress_settings(values: dict[str, Any], *, database: bool = False) -> Ingre
     limits = TimeLimits(queue_wait_s=values.pop("queue_wait_s"))
     config = read_config(values.pop("config"))
     profile = values.pop("profile") or config.profile or "wafer"
+    idempotency = IdempotencySettings(
+        window_s=values.pop("idempotency_window"),
+        keep_answers=values.pop("keep_answers"),
+        linger_s=values.pop("linger"),
+    )
+    if idempotency.keep_answers and not database:
+        raise click.UsageError("--keep-answers needs a database, which knows when to delete them.")
     names = (
         *("host", "port", "api_keys", "admin_key", "grace_s"),
         *("max_concurrent", "max_queued", "max_queued_tokens", "public_url", "usage_log"),
@@ -177,6 +223,10 @@ def ingress_settings(values: dict[str, Any], *, database: bool = False) -> Ingre
         limits=limits,
         config=config,
         profile=profile,
+        idempotency=idempotency,
+        accounting=LimitSettings(
+            output_tokens=values.pop("reserve_output"), hold_s=values.pop("hold_s")
+        ),
         **{name: values.pop(name) for name in names},
     )
     directory = AccountDirectory(configured(config, settings.api_keys))
@@ -237,9 +287,23 @@ def ingress(
     telemetry.configure_logging(log_level)
     settings = ingress_settings(values, database=database is not None)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
-    if database is not None and blobs is None:
-        raise click.UsageError("--database needs --blobs: that is where the files themselves lie.")
+    if database is None:
+        _require_no_limits(settings.config)
     run(_serve(settings, amqp_url, blobs, database))
+
+
+def _require_no_limits(config: Config) -> None:
+    """Check that no account has limits, which nothing could hold over several processes.
+
+    Raises:
+        click.UsageError: One has.
+    """
+    limited = [written.id for written in config.accounts if written.account(written.id).limits.any]
+    if limited:
+        raise click.UsageError(
+            f"The account {limited[0]!r} has limits. Several of these processes hold them together "
+            "in a database: give it with --database."
+        )
 
 
 async def _serve(

@@ -32,6 +32,8 @@ from ingress.dialects.validation import TAG_PREFIX
 from ingress.openapi_terms import (
     ANSWER_HEADERS,
     CLIENT_ID,
+    IDEMPOTENCY_KEY,
+    REPLAYED_HEADER,
     ZDR,
     errors_by_status,
     json_answer,
@@ -42,11 +44,13 @@ from ingress.openapi_terms import (
 _INFERENCE_ERRORS = (
     "missing_api_key",
     "invalid_api_key",
+    "account_disabled",
     "invalid_json_request",
     "schema_validation_failed",
     "unsupported_value",
     "context_length_exceeded",
     "model_not_found",
+    "model_access_denied",
     "model_zdr_not_supported",
     "request_timeout",
     "request_too_large",
@@ -59,7 +63,14 @@ _INFERENCE_ERRORS = (
     "generation_timeout",
     "internal_error",
 )
-_CATALOGUE_ERRORS = ("invalid_api_key", "internal_error")
+_GENERATING_ERRORS = (
+    "insufficient_credits",
+    "concurrency_limit_exceeded",
+    "rate_limit_exceeded",
+    "idempotency_key_reused",
+    "idempotent_request_running",
+)
+_CATALOGUE_ERRORS = ("invalid_api_key", "account_disabled", "internal_error")
 
 
 def build_document(version: str) -> dict[str, Any]:
@@ -120,6 +131,7 @@ def _operation(
     dialect: Dialect, api: ApiDescription, name: str, schemas: dict[str, Schema]
 ) -> dict[str, Any]:
     request = _request_schema(api, schemas)
+    generates = api is dialect.api
     answer = f"{_camel(name)}Answer"
     schemas[answer] = api.answer
     content: dict[str, Any] = {"application/json": {"schema": ref(answer)}}
@@ -128,6 +140,7 @@ def _operation(
         content["text/event-stream"] = _stream(api, f"{_camel(name)}Record")
     headers = {
         **ANSWER_HEADERS,
+        **(REPLAYED_HEADER if generates else {}),
         **{key: {"description": text, "schema": STRING} for key, text in api.headers.items()},
     }
     return {
@@ -135,7 +148,7 @@ def _operation(
         "tags": ["inference"],
         "summary": api.summary,
         "description": api.description,
-        "parameters": [ZDR, CLIENT_ID],
+        "parameters": [*([IDEMPOTENCY_KEY] if generates else []), ZDR, CLIENT_ID],
         "requestBody": {
             "required": True,
             "content": {
@@ -148,7 +161,11 @@ def _operation(
         "responses": {
             "200": {"description": "The answer.", "headers": headers, "content": content},
             **errors_by_status(
-                (*_INFERENCE_ERRORS, *api.errors),
+                (
+                    *_INFERENCE_ERRORS,
+                    *(_GENERATING_ERRORS if generates else ()),
+                    *api.errors,
+                ),
                 "AnthropicError" if dialect.name == "messages" else "Error",
             ),
         },

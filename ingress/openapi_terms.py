@@ -19,9 +19,17 @@ ID_HEADERS = {"x-request-id": REQUEST_ID, "request-id": REQUEST_ID}
 ANSWER_HEADERS = {
     **ID_HEADERS,
     "x-headrace-ignored": {
-        "description": "Fields of the request that have no effect, in the profile `official`.",
+        "description": "What of the request has no effect: in the profile `official` some of its "
+        "fields, and `Idempotency-Key` under zero data retention.",
         "schema": STRING,
     },
+}
+REPLAYED_HEADER = {
+    "x-headrace-replayed": {
+        "description": "`true`: nothing was generated; the answer is that of an earlier request "
+        "with the same `Idempotency-Key`.",
+        "schema": enum("true"),
+    }
 }
 RETRY_AFTER = {"description": "Seconds after which to try again.", "schema": INTEGER}
 SHOULD_RETRY = {
@@ -35,6 +43,13 @@ ZDR = {
     "in": "header",
     "description": "`required`: only a model with zero data retention may answer.",
     "schema": STRING,
+}
+IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Makes a repeated request the same one: it joins the first or gets its answer "
+    "again. With another body it is refused. Without effect under zero data retention.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
 }
 CLIENT_ID = {
     "name": "x-request-id",
@@ -81,7 +96,7 @@ def errors_by_status(errors: Sequence[Error], envelope: str = "Error") -> dict[s
             "headers": {
                 **ID_HEADERS,
                 "x-should-retry": SHOULD_RETRY,
-                **({"retry-after": RETRY_AFTER} if status in (429, 503, 529) else {}),
+                **({"retry-after": RETRY_AFTER} if status in (409, 429, 503, 529) else {}),
             },
             "content": {"application/json": {"schema": ref(envelope)}},
         }

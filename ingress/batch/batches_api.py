@@ -177,6 +177,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
 _ERRORS: Final[tuple[Error, ...]] = (
     "missing_api_key",
     "invalid_api_key",
+    "account_disabled",
     "endpoint_not_supported",
     "store_unavailable",
     "internal_error",
@@ -197,7 +198,7 @@ _CREATE_PARAMETERS: Final = [
     {
         "name": "Idempotency-Key",
         "in": "header",
-        "description": "The same key and body within 24 hours give the first batch again.",
+        "description": "The same key and body give the first batch again, for 24 hours or as set.",
         "schema": {"type": "string", "minLength": 1, "maxLength": 255},
     },
     {

@@ -12,14 +12,12 @@ Source: wire reference of the batch APIs; error catalogue, "Precedence".
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, Final
+from typing import Final
 
-import orjson
 import structlog
 from starlette.requests import Request
 
@@ -32,6 +30,7 @@ from ingress.batch.openai_request import CreateBatch
 from ingress.batch.upload import no_contents
 from ingress.dialects.messages import Messages
 from ingress.dialects.validation import validate
+from ingress.idempotency.key import RequestDigest, request_digest, reused
 from ingress.request_body import body_pieces
 from ingress.services import Services
 from ingress.settings import IngressSettings
@@ -47,7 +46,6 @@ from schemas.batch import Batch, Counts, StoredFile
 from schemas.blobs.base import BlobStoreUnavailable
 from schemas.errors import (
     BatchLimitExceeded,
-    IdempotencyKeyReused,
     InputFileNotFound,
     UnsupportedValue,
 )
@@ -55,10 +53,11 @@ from schemas.errors import (
 log = structlog.get_logger()
 
 WINDOW_S: Final = 24 * 3600.0
-"""How long a batch has, and for how long an idempotency key means the same request."""
+"""How long a batch has."""
 
 _MAX_BODY_BYTES: Final = 1_000_000
-_MAX_KEY: Final = 255
+
+_PATH: Final = "/v1/batches"
 
 
 async def create_openai_batch(request: Request, services: Services) -> Batch:
@@ -70,17 +69,20 @@ async def create_openai_batch(request: Request, services: Services) -> Batch:
     limits = services.settings.limits
     check_length(request, max_bytes=_MAX_BODY_BYTES)
     principal = services.authenticator.authenticate(request.scope["headers"])
+    await services.limiter.require_credit(principal.terms)
     stores = stores_of(services)
     body = await read_json(
         request, max_bytes=_MAX_BODY_BYTES, idle_s=limits.body_s, upload_s=limits.upload_s
     )
     wanted = validate(CreateBatch, body)
-    key = _idempotency_key(request)
     check_batch_zdr(request, principal.terms)
+    digest = request_digest(request, principal.account, _PATH)
     services.admission.check_open()
     now = time.time()
-    same = _same_request(key, _digest_of(body), now)
-    if same is not None:
+    same: Idempotency | None = None
+    if digest is not None:
+        digest.add(body)
+        same = _same_request(services.settings, digest, now)
         with _refusing_reuse():
             first = await stores.records.made_before(principal.account, same)
         if first is not None:
@@ -125,10 +127,11 @@ async def create_message_batch(request: Request, services: Services) -> Batch:
     settings = services.settings
     check_length(request, max_bytes=settings.max_batch_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
+    await services.limiter.require_credit(principal.terms)
     stores = stores_of(services)
     check_json(request)
     check_batch_zdr(request, principal.terms)
-    key = _idempotency_key(request)
+    digest = request_digest(request, principal.account, f"{Messages.path}/batches")
     async with transferring(
         services, "upload", request_id=request.state.request_id, principal=principal
     ) as transfer:
@@ -136,7 +139,7 @@ async def create_message_batch(request: Request, services: Services) -> Batch:
         await stores.records.batches(principal.account, "messages", limit=1)
         batch_id = transfer.file_id = f"msgbatch_{secrets.token_hex(12)}"
         blob = f"batches/{batch_id}"
-        reading = _Reading(request, settings, digested=key is not None)
+        reading = _Reading(request, settings, digest)
         try:
             await stores.blobs.write(blob, reading.lines(transfer))
         except BlobStoreUnavailable as error:
@@ -154,7 +157,7 @@ async def create_message_batch(request: Request, services: Services) -> Batch:
         )
         made: Batch | None = None
         try:
-            same = _same_request(key, reading.digest.digest(), now)
+            same = None if digest is None else _same_request(settings, digest, now)
             made = await _add(settings, stores, principal, batch, same)
         finally:
             if made is None or made.batch_id != batch_id:
@@ -163,17 +166,13 @@ async def create_message_batch(request: Request, services: Services) -> Batch:
 
 
 class _Reading:
-    """The body of one message batch.
+    """The body of one message batch; its requests are added to `digest`, if there is one."""
 
-    Attributes:
-        digest: Of the body, once it has been read; of nothing unless it is `digested`.
-    """
-
-    def __init__(self, request: Request, settings: IngressSettings, *, digested: bool) -> None:
+    def __init__(
+        self, request: Request, settings: IngressSettings, digest: RequestDigest | None
+    ) -> None:
         limits = settings.limits
-        self.requests = MessageRequests()
-        self.digest = hashlib.sha256(b"messages\0")
-        self._digested = digested
+        self.requests = MessageRequests(on_request=digest.add if digest is not None else None)
         self._max_bytes = settings.max_batch_body_bytes
         self._body = body_pieces(request, idle_s=limits.body_s, upload_s=limits.file_upload_s)
 
@@ -188,8 +187,6 @@ class _Reading:
                 transfer.size += len(piece)
                 if transfer.size >= self._max_bytes:
                     raise too_large(self._max_bytes)
-                if self._digested:
-                    self.digest.update(piece)
                 if lines := self.requests.feed(piece):
                     yield lines
         self.requests.end()
@@ -238,25 +235,10 @@ def _refusing_reuse() -> Iterator[None]:
     try:
         yield
     except IdempotencyConflict:
-        raise IdempotencyKeyReused(
-            "The idempotency key was used for another request.", param="Idempotency-Key"
-        ) from None
+        raise reused() from None
 
 
-def _same_request(key: str | None, digest: bytes, now: float) -> Idempotency | None:
-    """What makes the same batch of a repeated request; None if nothing is to."""
-    return None if key is None else Idempotency(key=key, digest=digest, since=now - WINDOW_S)
-
-
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= _MAX_KEY:
-        raise UnsupportedValue(
-            f"The header `Idempotency-Key` must have 1 to {_MAX_KEY} characters.",
-            param="Idempotency-Key",
-        )
-    return key
-
-
-def _digest_of(body: Any) -> bytes:
-    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
+def _same_request(settings: IngressSettings, digest: RequestDigest, now: float) -> Idempotency:
+    """What makes the same batch of a repeated request."""
+    since = now - settings.idempotency.window_s
+    return Idempotency(key=digest.key, digest=digest.value(), since=since)

@@ -8,6 +8,7 @@ Source: wire reference of the batch APIs, "Anthropic message batches"; error cat
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 from ingress.batch.input_check import UsedIds
@@ -25,12 +26,21 @@ _ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
 class MessageRequests:
     """Reads the body of a message batch.
 
+    Args:
+        on_request: Called with each request, as decoded JSON.
+
     Attributes:
         total: Requests so far.
     """
 
-    def __init__(self, *, max_requests: int = MAX_REQUESTS) -> None:
+    def __init__(
+        self,
+        *,
+        max_requests: int = MAX_REQUESTS,
+        on_request: Callable[[Any], None] | None = None,
+    ) -> None:
         self._max = max_requests
+        self._on_request = on_request
         self._array = RequestsArray(max_bytes=MAX_LINE_BYTES)
         self._used = UsedIds()
         self.total = 0
@@ -60,7 +70,10 @@ class MessageRequests:
         if self.total > self._max:
             raise RequestTooLarge(f"A batch may have {self._max} requests.", param=NAME)
         path = f"{NAME}[{number}]"
-        self._check(number, decode_json(text, f"`{path}`"), path)
+        request = decode_json(text, f"`{path}`")
+        self._check(number, request, path)
+        if self._on_request is not None:
+            self._on_request(request)
         # In sound JSON the end of a line is white space: inside of strings it must be escaped.
         return text.translate(_ONE_LINE) + b"\n"
 

@@ -16,8 +16,7 @@ from starlette.types import Message
 from ingress.idempotency.key import KeyedRequest
 from ingress.idempotency.recording import Recording, Room
 from schemas.blobs.base import BlobMissing, BlobStore, BlobStoreUnavailable
-
-FOLDER: Final = "answers"
+from schemas.blobs.orphans import ANSWERS
 
 _OF_ONE_REQUEST: Final = (b"ratelimit", b"retry-after")
 """Headers that tell how the account stood when the answer was made."""
@@ -76,7 +75,7 @@ class KeptAnswers:
 
 
 def _place(key: bytes) -> str:
-    return f"{FOLDER}/{key.hex()}"
+    return f"{ANSWERS}/{key.hex()}"
 
 
 def lasting(start: Message) -> Sequence[tuple[bytes, bytes]]:

@@ -20,7 +20,7 @@ import msgspec
 import orjson
 from starlette.requests import Request
 
-from schemas.errors import UnsupportedValue
+from schemas.errors import IdempotencyKeyReused, UnsupportedValue
 
 HEADER: Final = "Idempotency-Key"
 
@@ -41,12 +41,51 @@ class KeyedRequest(msgspec.Struct, frozen=True):
     digest: bytes
 
 
-def key_of(request: Request) -> str | None:
-    """The key that a request has.
+def keyed_request(request: Request, account: str, endpoint: str, body: Any) -> KeyedRequest | None:
+    """What is kept of a request with this decoded JSON body; None if it has no key.
 
     Raises:
-        UnsupportedValue: It cannot be one, or there are several.
+        UnsupportedValue: It has none that can be one.
     """
+    digest = request_digest(request, account, endpoint)
+    if digest is None:
+        return None
+    digest.add(body)
+    text = f"headrace idempotency key\0{account}\0{digest.key}"
+    return KeyedRequest(account, hashlib.sha256(text.encode()).digest(), digest.value())
+
+
+def request_digest(request: Request, account: str, endpoint: str) -> RequestDigest | None:
+    """The digest of a request whose body comes in parts; None if it has no key.
+
+    Raises:
+        UnsupportedValue: It has none that can be one.
+    """
+    key = _key_of(request)
+    return None if key is None else RequestDigest(key, account, endpoint)
+
+
+class RequestDigest:
+    """Digests a request, part by part.
+
+    Attributes:
+        key: That the request came with.
+    """
+
+    def __init__(self, key: str, account: str, endpoint: str) -> None:
+        self.key = key
+        self._mac = hmac.new(key.encode(), f"{account}\0{endpoint}\0".encode(), hashlib.sha256)
+
+    def add(self, part: Any) -> None:
+        """Add decoded JSON: the whole body, or the next part of it."""
+        self._mac.update(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n")
+
+    def value(self) -> bytes:
+        """The digest of what was added."""
+        return self._mac.digest()
+
+
+def _key_of(request: Request) -> str | None:
     keys = {value.strip(" \t") for value in request.headers.getlist(HEADER)}
     if not keys:
         return None
@@ -59,23 +98,8 @@ def key_of(request: Request) -> str | None:
     return key
 
 
-def keyed(key: str, account: str, endpoint: str, body: Any) -> KeyedRequest:
-    """What is kept of a request with a key; `body` is its decoded JSON."""
-    digest = RequestDigest(key, account, endpoint)
-    digest.add(body)
-    text = b"headrace idempotency key\0" + account.encode() + b"\0" + key.encode()
-    return KeyedRequest(account, hashlib.sha256(text).digest(), digest.digest())
-
-
-class RequestDigest:
-    """The digest of a request whose body may come in parts."""
-
-    def __init__(self, key: str, account: str, endpoint: str) -> None:
-        self._mac = hmac.new(key.encode(), f"{account}\0{endpoint}\0".encode(), hashlib.sha256)
-
-    def add(self, part: Any) -> None:
-        """Add decoded JSON: the whole body, or the next part of it."""
-        self._mac.update(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n")
-
-    def digest(self) -> bytes:
-        return self._mac.digest()
+def reused() -> IdempotencyKeyReused:
+    """What a client is told whose key belongs to another request."""
+    return IdempotencyKeyReused(
+        f"The header `{HEADER}` was used before, for another request.", param=HEADER
+    )

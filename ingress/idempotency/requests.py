@@ -19,7 +19,7 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from starlette.requests import Request
@@ -28,7 +28,8 @@ from starlette.types import Scope
 from ingress.answer import Answer
 from ingress.disconnect import while_connected
 from ingress.idempotency.kept import KeptAnswers
-from ingress.idempotency.key import HEADER, KeyedRequest
+from ingress.idempotency.key import HEADER, KeyedRequest, reused
+from ingress.idempotency.patience import PatientStore
 from ingress.idempotency.recording import Recording, Room
 from ingress.idempotency.repeated import Asker, Repeated, Role
 from ingress.idempotency.settings import IdempotencySettings
@@ -38,7 +39,6 @@ from ingress.stores.base import StoreUnavailable
 from schemas.blobs.base import BlobStoreUnavailable
 from schemas.errors import (
     ClientClosedRequest,
-    IdempotencyKeyReused,
     IdempotentRequestRunning,
     ServerShuttingDown,
 )
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from ingress.services import UnderWay
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 _AT_ONCE: Final = 100
 _LAST_WORDS_S: Final = 5.0
@@ -59,6 +57,7 @@ class _Run:
 
     Attributes:
         first: The id of the request that runs it.
+        owner: Its name in the store.
         settled: It has an answer on its way, or was refused.
         gone: It does not have the key any more.
         answer: What runs; None before that.
@@ -71,6 +70,7 @@ class _Run:
     def __init__(self, request: KeyedRequest, first: str) -> None:
         self.request = request
         self.first = first
+        self.owner = secrets.token_hex(16)
         self.settled = asyncio.Event()
         self.gone = asyncio.Event()
         self.answer: Answer | None = None
@@ -111,17 +111,25 @@ class KeyedRequests:
     ) -> None:
         self._under_way = under_way
         self._settings = settings
-        self._store = store
+        self._store = PatientStore(store, patience_s=settings.store_s)
         self._answers = answers
         self._keeps = settings.keep_answers and answers is not None
         self._write_s = write_s
         self._wait_s = wait_s
         self._metrics = metrics
-        self._owner = secrets.token_hex(16)
         self._room = Room(settings.held_bytes)
         self._runs: dict[tuple[str, bytes], _Run] = {}
         self._driving: set[asyncio.Task[None]] = set()
-        self._away_until = 0.0
+
+    @property
+    def held(self) -> int:
+        """How many requests run here, or can still be joined."""
+        return len(self._runs)
+
+    @property
+    def running(self) -> int:
+        """How many answers are being made, or written down."""
+        return len(self._driving)
 
     async def once(
         self,
@@ -140,7 +148,7 @@ class KeyedRequests:
         place = (keyed.account, keyed.key)
         while (other := self._runs.get(place)) is not None:
             if other.request.digest != keyed.digest:
-                raise _reused()
+                raise reused()
             await while_connected(request.receive, other.settled.wait())
             if not other.over:
                 return self._joined(other, asker)
@@ -200,11 +208,9 @@ class KeyedRequests:
         lease_s = self._settings.lease_s
         while True:
             try:
-                earlier = await self._ask(
-                    lambda: self._store.claim(run.request, self._owner, lease_s=lease_s)
-                )
+                earlier = await self._store.claim(run.request, run.owner, lease_s=lease_s)
             except KeyConflict:
-                raise _reused() from None
+                raise reused() from None
             except StoreUnavailable:
                 return None
             if earlier is None:
@@ -224,25 +230,7 @@ class KeyedRequests:
         """Run a request again whose answer cannot be read."""
         log.warning("idempotency.answer_lost", account=earlier.account)
         with contextlib.suppress(StoreUnavailable):
-            await self._ask(lambda: self._store.forget(earlier))
-
-    async def _ask(self, question: Callable[[], Awaitable[T]]) -> T:
-        """What the store says. One that is away is not asked for a while.
-
-        Raises:
-            StoreUnavailable: It says nothing.
-        """
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._away_until:
-            raise StoreUnavailable("The store of keys is not available.")
-        try:
-            async with asyncio.timeout(self._settings.store_s):
-                return await question()
-        except (StoreUnavailable, TimeoutError) as error:
-            self._away_until = loop.time() + self._settings.store_s
-            reason = error.diagnostic if isinstance(error, StoreUnavailable) else "no answer"
-            log.warning("idempotency.store_unavailable", reason=reason)
-            raise StoreUnavailable("The store of keys is not available.") from error
+            await self._store.forget(earlier)
 
     # --- While it runs ----------------------------------------------------------------------------
 
@@ -296,9 +284,7 @@ class KeyedRequests:
                 log.warning("idempotency.answer_not_kept", reason=str(error))
         window_s = self._settings.window_s
         try:
-            mine = await self._ask(
-                lambda: self._store.end(keyed, self._owner, window_s=window_s, kept=kept)
-            )
+            mine = await self._store.end(keyed, run.owner, window_s=window_s, kept=kept)
         except StoreUnavailable:
             return  # the record runs out, and what is kept is deleted with it
         run.recorded = False
@@ -312,7 +298,7 @@ class KeyedRequests:
         if run.recorded:
             run.recorded = False
             with contextlib.suppress(StoreUnavailable):  # the record runs out
-                await self._ask(lambda: self._store.release(run.request, self._owner))
+                await self._store.release(run.request, run.owner)
 
     def _forget(self, run: _Run) -> None:
         """Let whoever comes next have the key."""
@@ -340,6 +326,7 @@ class KeyedRequests:
             await asyncio.gather(keeping, *tasks, return_exceptions=True)
             for run in tuple(self._runs.values()):
                 await self._give_back(run)
+            await self._store.close()
 
     async def _keep_up(self) -> None:
         loop = asyncio.get_running_loop()
@@ -348,10 +335,9 @@ class KeyedRequests:
         while True:
             await asyncio.sleep(min(settings.lease_s / 3, settings.sweep_s))
             try:
-                if any(run.recorded for run in self._runs.values()):
-                    await self._ask(
-                        lambda: self._store.renew(self._owner, lease_s=settings.lease_s)
-                    )
+                owners = [run.owner for run in self._runs.values() if run.recorded]
+                if owners:
+                    await self._store.renew(owners, lease_s=settings.lease_s)
                 if loop.time() >= sweeps_at:
                     sweeps_at = loop.time() + settings.sweep_s * random.uniform(0.8, 1.2)
                     await self.sweep()
@@ -371,12 +357,6 @@ class KeyedRequests:
                 if self._answers is not None:
                     await self._answers.delete(one.key)
                 await self._store.forget(one)
-
-
-def _reused() -> IdempotencyKeyReused:
-    return IdempotencyKeyReused(
-        f"The header `{HEADER}` was used before, for another request.", param=HEADER
-    )
 
 
 def _running() -> IdempotentRequestRunning:

@@ -42,7 +42,7 @@ class Earlier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotencyStore(Protocol):
-    """Where keys are kept. `owner` is the process that speaks, by a name of its own.
+    """Where keys are kept. `owner` is who runs a request, by a name that nobody else ever has.
 
     All methods raise `StoreUnavailable` where it cannot be reached.
     """
@@ -57,8 +57,8 @@ class IdempotencyStore(Protocol):
         """
         ...
 
-    async def renew(self, owner: str, *, lease_s: float) -> None:
-        """Keep all keys whose requests the owner runs for longer."""
+    async def renew(self, owners: Sequence[str], *, lease_s: float) -> None:
+        """Keep the keys of requests that still run for longer."""
         ...
 
     async def end(self, request: KeyedRequest, owner: str, *, window_s: float, kept: bool) -> bool:
@@ -120,10 +120,11 @@ class MemoryIdempotencyStore:
             del self._records[next(iter(self._records))]
         return None
 
-    async def renew(self, owner: str, *, lease_s: float) -> None:
+    async def renew(self, owners: Sequence[str], *, lease_s: float) -> None:
         """See the port."""
+        known = set(owners)
         for record in self._records.values():
-            if record.running and record.owner == owner:
+            if record.running and record.owner in known:
                 record.expires_at = self._clock() + lease_s
 
     async def end(self, request: KeyedRequest, owner: str, *, window_s: float, kept: bool) -> bool:

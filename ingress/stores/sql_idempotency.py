@@ -9,7 +9,7 @@ Source: the port, `ingress.idempotency.store`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -19,6 +19,8 @@ from ingress.idempotency.key import KeyedRequest
 from ingress.idempotency.store import Earlier, KeyConflict
 from ingress.stores.database import Database
 from ingress.stores.tables import idempotent_requests as requests
+
+_OWNERS_AT_ONCE: Final = 500
 
 
 class SqlIdempotency:
@@ -67,16 +69,15 @@ class SqlIdempotency:
 
         return await self._database.write(work, repeatable=True)
 
-    async def renew(self, owner: str, *, lease_s: float) -> None:
+    async def renew(self, owners: Sequence[str], *, lease_s: float) -> None:
         """See the port."""
-        renew = (
-            sa.update(requests)
-            .where(requests.c.owner == owner, requests.c.running)
-            .values(expires_at=self._now + lease_s)
-        )
+        renew = sa.update(requests).values(expires_at=self._now + lease_s)
 
         async def work(connection: AsyncConnection) -> None:
-            await connection.execute(renew)
+            for first in range(0, len(owners), _OWNERS_AT_ONCE):
+                some = owners[first : first + _OWNERS_AT_ONCE]
+                theirs = requests.c.owner.in_(some)
+                await connection.execute(renew.where(theirs, requests.c.running))
 
         await self._database.write(work, repeatable=True)
 

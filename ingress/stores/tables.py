@@ -260,7 +260,7 @@ idempotent_requests: Final = sa.Table(
     sa.Index("idempotent_requests_owner_idx", "owner"),
 )
 """Inference requests with an idempotency key, as `ingress.idempotency.store` has them: `owner` is
-the process that runs it, and `expires_at` when another may take it for lost, or it is forgotten."""
+who runs it, and `expires_at` when another may take it for lost, or it is forgotten."""
 
 for _name, _columns, _where in (
     ("batches_unfinished", ("created_at", "batch_id"), UNFINISHED_SQL),

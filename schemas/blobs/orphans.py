@@ -17,6 +17,10 @@ from schemas.blobs.base import UNFINISHED, BlobStore
 
 FOLDERS = ("files", "batches", "results")
 
+ANSWERS = "answers"
+"""Each of its blobs belongs to a record of its own and goes with that; but for what killed writers
+left."""
+
 YOUNGEST_S = 86_400.0
 """No younger blob is ever deleted: its record may still be on its way, and clocks differ."""
 
@@ -40,7 +44,7 @@ async def sweep_orphans(store: BlobStore, now: float, named: Named) -> int:
     Raises:
         BlobStoreUnavailable: Some may be left.
     """
-    deleted = await sweep_unfinished(store, now)
+    deleted = await sweep_unfinished(store, now, (*FOLDERS, ANSWERS))
     for folder in FOLDERS:
         old = iter([key for key in await _old(store, folder, now) if not UNFINISHED.search(key)])
         while keys := tuple(islice(old, _ASKED_AT_ONCE)):
@@ -52,8 +56,8 @@ async def sweep_orphans(store: BlobStore, now: float, named: Named) -> int:
     return deleted
 
 
-async def sweep_unfinished(store: BlobStore, now: float) -> int:
-    """Delete what killed writers left in those folders; returns how many.
+async def sweep_unfinished(store: BlobStore, now: float, folders: Sequence[str] = FOLDERS) -> int:
+    """Delete what killed writers left in these folders; returns how many.
 
     A bucket shows no uploads that were never finished: there a lifecycle rule deletes them.
 
@@ -61,7 +65,7 @@ async def sweep_unfinished(store: BlobStore, now: float) -> int:
         BlobStoreUnavailable: Some may be left.
     """
     deleted = 0
-    for folder in FOLDERS:
+    for folder in folders:
         for key in await _old(store, folder, now):
             if UNFINISHED.search(key):
                 await store.delete(key)

@@ -325,7 +325,7 @@ async def test_a_creation_repeated(stack: Stack, client: openai.AsyncOpenAI) -> 
     same = await asyncio.gather(*(create("k") for _ in range(4)))
     assert len(set(same)) == 1
     assert await create("other") != same[0]
-    with pytest.raises(openai.BadRequestError) as raised:
+    with pytest.raises(openai.ConflictError) as raised:
         await create("k", metadata={"a": "b"})
     assert raised.value.code == "idempotency_key_reused"
     with pytest.raises(openai.BadRequestError) as raised:

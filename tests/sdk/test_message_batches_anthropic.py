@@ -484,7 +484,7 @@ async def test_a_creation_repeated(stack: Stack, client: anthropic.AsyncAnthropi
 
     same = await asyncio.gather(*(create("k") for _ in range(3)))
     assert len(set(same)) == 1
-    with pytest.raises(anthropic.BadRequestError) as raised:
+    with pytest.raises(anthropic.ConflictError) as raised:
         await create("k", "other")
     assert error_of(raised.value)["code"] == "idempotency_key_reused"
     assert await blobs(stack) == [f"batches/{same[0]}"]
