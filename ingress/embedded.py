@@ -152,7 +152,7 @@ async def serve(
     on with other workers for the grace time, if there is a broker where others may be. Without
     `data` there are no files and batches.
     """
-    await _check_door(settings, data)
+    await check_door(settings, data)
     async with working(settings, worker, data, console, amqp_url=amqp_url) as (services, consuming):
 
         async def say(url: str) -> None:
@@ -170,7 +170,7 @@ async def serve(
         await server.serve()
 
 
-async def _check_door(settings: IngressSettings, data: DataDirectory | None) -> None:
+async def check_door(settings: IngressSettings, data: DataDirectory | None) -> None:
     """See who may use the service, before much is loaded.
 
     Raises:

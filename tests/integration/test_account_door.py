@@ -14,12 +14,15 @@ from click.testing import CliRunner, Result
 
 from ingress.accounts.account_commands import accounts
 from ingress.accounts.key_commands import keys
-from ingress.commands import ingress_options, ingress_settings
+from ingress.commands import ingress_options, ingress_settings, require_closed
 from ingress.embedded import check_door
 from ingress.options import data_directory
 from ingress.settings import IngressSettings
-from tests.fixtures.requests import request_body
-from tests.fixtures.stack import memory_stack, until
+from ingress.stores.sql import SqlStore
+from schemas.transport.memory import MemoryTransport
+from tests.fixtures.ports import free_port
+from tests.fixtures.requests import ALL, path_of, request_body
+from tests.fixtures.stack import memory_stack, serve_pod, until
 
 CHAT = "/v1/chat/completions"
 
@@ -79,6 +82,32 @@ async def test_a_service_that_runs_sees_what_the_command_line_does(tmp_path: Pat
         await becomes(403, key)
         await do(keys, "revoke", key)
         await becomes(401, key)
+
+
+@pytest.mark.rule("accounts.store-away-at-start", "accounts.never-open")
+async def test_a_database_that_is_not_there_at_the_start(tmp_path: Path) -> None:
+    store = SqlStore.at(f"postgresql://nobody@127.0.0.1:{free_port()}/nothing")
+    memory = MemoryTransport()
+    async with (
+        serve_pod(memory.dispatcher(), store=store, api_keys=("given",)) as pod,
+        httpx.AsyncClient(base_url=pod.url, timeout=10) as http,
+    ):
+        for dialect in ALL:
+            path, body = path_of(dialect), request_body(dialect)
+            away = 529 if dialect == "messages" else 503
+            for headers, status, code in (
+                ({}, 401, "missing_api_key"),
+                ({"x-api-key": "given"}, away, "model_unavailable"),  # it is let in
+                ({"x-api-key": "unknown"}, away, "store_unavailable"),
+                ({"authorization": "Basic x"}, 401, "invalid_api_key"),
+            ):
+                response = await http.post(path, json=body, headers=headers)
+                assert response.status_code == status
+                assert response.json()["error"]["code"] == code
+                assert ("retry-after" in response.headers) == (status == away)
+        # So it may listen to the outside, although it knows nobody there.
+        require_closed(IngressSettings(host="0.0.0.0"), pod.services.directory)
+    await store.close()
 
 
 def settings_of(*arguments: str) -> Result:

@@ -85,7 +85,7 @@ def test_an_account_from_beginning_to_end(database: str) -> None:
         *("--tokens-per-minute", "9000"),
     )
     limits = {**terms["limits"], "concurrency": None, "tokens_per_minute": 9000}  # type: ignore[dict-item]
-    others = {"models": None, "aliases": {}, "always_zdr": False, "profile": None}
+    others: dict[str, Any] = {"models": None, "aliases": {}, "always_zdr": False, "profile": None}
     assert changed == {**made, **others, "priorities": None, "limits": limits}
     assert told(accounts, database, "disable", "team-a")["disabled"]
     assert told(accounts, database, "list") == [{**changed, "disabled": True}]
