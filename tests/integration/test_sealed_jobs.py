@@ -117,6 +117,32 @@ async def test_its_message_is_transient_in_a_short_queue_that_ends_with_its_work
         await source.close()
 
 
+@pytest.mark.rule("zdr.dead-letters")
+async def test_of_a_job_that_is_set_aside_the_reason_is_kept(broker: Broker, model: str) -> None:
+    source = await RabbitJobSource.connect(broker.url, model=model, slots=1, name="test")
+    dispatcher = await RabbitDispatcher.connect(broker.url)
+    connection = await aio_pika.connect(broker.url)
+    try:
+        await source.announce(a_worker(model))
+        await eventually(lambda: bool(dispatcher.workers()), "heard of")
+        channel = await connection.channel()
+        copies = await channel.declare_queue(exclusive=True)
+        await copies.bind(topology.DEAD_EXCHANGE)
+        for zdr in (True, False):
+            job = a_job(model, zdr=zdr)
+            await dispatcher.dispatch(job)
+            await (await take_one(source)).dead_letter("killed two workers")
+            message = await copies.get()
+            while message.correlation_id != job.job_id:  # other tests have theirs
+                message = await copies.get()
+            assert message.headers == {topology.REASON_HEADER: "killed two workers"}
+            assert (message.body == b"") is zdr
+    finally:
+        await connection.close()
+        await dispatcher.close()
+        await source.close()
+
+
 @asynccontextmanager
 async def pod_alone(url: str, model: str) -> AsyncIterator[Stack]:
     dispatcher = await RabbitDispatcher.connect(url, name="ingress")
