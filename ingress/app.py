@@ -147,7 +147,13 @@ def _limiter(
 
     of_kind = SqliteLedger if database.is_sqlite else PostgresLedger
     ledger = of_kind(database, hold_s=hold_s, window=window)
-    return LedgerLimiter(ledger, accounting, metrics, gather_s=accounting.gather_s)
+    return LedgerLimiter(
+        ledger,
+        accounting,
+        metrics,
+        gather_s=accounting.gather_s,
+        tell_within_s=accounting.tell_within_s,
+    )
 
 
 def _usage_store(database: Database | None) -> UsageStore | None:

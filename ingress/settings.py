@@ -66,7 +66,8 @@ class LimitSettings(BaseModel):
         hold_s: After so long what a killed process had reserved is free again.
         wait_s: How long a request waits for the ledger before this process decides by itself.
         retry_s: Pause between attempts to reach a ledger that is away.
-        gather_s: The least time between two exchanges with a ledger that is not this process's own.
+        gather_s: The least time between two exchanges with a ledger in a database.
+        tell_within_s: How long what was used may wait to be told to it, if nobody waits for that.
         window_s: What limits by the minute are about.
         output_tokens: Reserved for each answer of a request that sets no limit of its own.
     """
@@ -77,6 +78,7 @@ class LimitSettings(BaseModel):
     wait_s: float = Field(default=1.0, gt=0)
     retry_s: float = Field(default=1.0, gt=0)
     gather_s: float = Field(default=0.01, ge=0)
+    tell_within_s: float = Field(default=0.2, ge=0)
     window_s: float = Field(default=60.0, gt=0)
     output_tokens: int = Field(default=1024, gt=0)
 

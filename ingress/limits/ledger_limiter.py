@@ -99,6 +99,7 @@ class _Book:
         limits: As last heard.
         asking: Who has not been sent with a turn.
         state: As last seen.
+        crowded: Others may be waiting for what is given back here.
     """
 
     def __init__(self, account: Account) -> None:
@@ -106,6 +107,7 @@ class _Book:
         self.limits = account.limits
         self.asking: list[_Asking] = []
         self.state: AccountState | None = None
+        self.crowded = False
         self._open = 0
         self._in_flight = 0
         self._tokens: dict[int, int] = {}
@@ -230,7 +232,7 @@ class _Reserved:
         if self._in_flight:
             self._in_flight = False
             self._book.leave()
-            self._limiter.wake(self._book)
+            self._limiter.wake(self._book, soon=self._book.crowded)
 
     def settle(self, usage: Usage, microcents: int) -> None:
         self._end(tokens=usage.input_tokens + usage.output_tokens, microcents=microcents)
@@ -246,7 +248,7 @@ class _Reserved:
         self._book.let_go(
             self._verdict.part, self._ask, requests=requests, tokens=tokens, microcents=microcents
         )
-        self._limiter.wake(self._book)
+        self._limiter.wake(self._book, soon=self._book.crowded)
 
 
 class LedgerLimiter:
@@ -256,6 +258,7 @@ class LedgerLimiter:
 
     Args:
         gather_s: The least time between two exchanges.
+        tell_within_s: How long what was used may wait to be told, if nobody waits for it.
     """
 
     def __init__(
@@ -265,16 +268,19 @@ class LedgerLimiter:
         metrics: IngressMetrics,
         *,
         gather_s: float = 0.0,
+        tell_within_s: float = 0.0,
     ) -> None:
         self._ledger = ledger
         self._settings = settings
         self._metrics = metrics
         self._gather_s = gather_s
+        self._tell_within_s = tell_within_s
         self._process = secrets.token_hex(8)
         self._loop = asyncio.get_running_loop()
         self._books: dict[str, _Book] = {}
         self._due: dict[str, _Book] = {}  # there is something to tell or to ask
         self._some = asyncio.Event()
+        self._telling: asyncio.TimerHandle | None = None
         self._ahead_s = 0.0  # of the ledger's clock
         self._diagnostic: str | None = None  # why the last exchange failed
         self._alone: MemoryLedger | None = None  # decides while the ledger is away
@@ -312,7 +318,7 @@ class LedgerLimiter:
         if account.limits.budget is not None and microcents:
             book = self._book(account)
             book.charge(microcents)
-            self.wake(book)
+            self.wake(book, soon=False)
 
     async def _judged(self, book: _Book, ask: Ask) -> tuple[Verdict, float]:
         limits = book.limits
@@ -335,10 +341,13 @@ class LedgerLimiter:
         book.limits = account.limits
         return book
 
-    def wake(self, book: _Book) -> None:
-        """There is something to tell or to ask."""
+    def wake(self, book: _Book, *, soon: bool = True) -> None:
+        """There is something to ask; or to tell, which may wait for a moment unless `soon`."""
         self._due[book.account_id] = book
-        self._some.set()
+        if soon or not self._tell_within_s:
+            self._some.set()
+        elif self._telling is None:
+            self._telling = self._loop.call_later(self._tell_within_s, self._some.set)
         if self._running is None and not self._closed:
             self._running = asyncio.create_task(self._run())
 
@@ -353,6 +362,9 @@ class LedgerLimiter:
             await self._until_due()
             due, self._due = list(self._due.values()), {}
             self._some.clear()
+            if self._telling is not None:
+                self._telling.cancel()
+                self._telling = None
             asks = [book.asking for book in due]
             for book in due:
                 book.asking = []
@@ -366,13 +378,17 @@ class LedgerLimiter:
 
     async def _until_due(self) -> None:
         """Wait until there is something to say: what is held is said again from time to time."""
-        while not self._due:
+        while True:
             holding = [book for book in self._books.values() if book.holds]
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self._settings.hold_s / 3 if holding else None):
                     await self._some.wait()
-            if not self._due and self._alone is None:
-                self._due = {book.account_id: book for book in holding}
+            except TimeoutError:
+                if self._alone is None:
+                    self._due.update((book.account_id, book) for book in holding)
+            if self._due:
+                return
+            self._some.clear()
 
     async def _exchange(self, due: Sequence[_Book], asks: Sequence[Sequence[_Asking]]) -> None:
         turns = [book.turn(asking) for book, asking in zip(due, asks, strict=True)]
@@ -436,6 +452,8 @@ class LedgerLimiter:
 
     def _tell(self, book: _Book, asking: Sequence[_Asking], outcome: Outcome) -> None:
         """Hand out the verdicts."""
+        if outcome.verdicts:
+            book.crowded = outcome.verdicts[-1].crowded
         for one, verdict in zip(asking, outcome.verdicts, strict=True):
             granted = verdict.refusal is None and not one.ask.look
             if granted:
@@ -494,6 +512,8 @@ class LedgerLimiter:
 
     async def close(self) -> None:
         self._closed = True
+        if self._telling is not None:
+            self._telling.cancel()
         tasks = [task for task in (self._running, self._returning) if task is not None]
         for task in tasks:
             task.cancel()

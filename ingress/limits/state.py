@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from ingress.accounts.account import Limits, Period
+from ingress.accounts.account import Budget, Limits, Period
 
 Parts: TypeAlias = Mapping[int, int]
 """Amounts by the part of the window in which they count."""
@@ -196,12 +196,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         refusal: By what it is refused; None if it may go on, and has what it asked for.
         part: Of the window in which it counts.
         retry_after_s: Of a refusal: after how many seconds it could be otherwise.
+        crowded: Little is left of what requests in flight may give back; others wait for it.
         requests, tokens: How the account then stands; None without such a limit.
     """
 
     refusal: Refusal | None
     part: int
     retry_after_s: float = 0.0
+    crowded: bool = False
     requests: Level | None = None
     tokens: Level | None = None
 
@@ -322,6 +324,7 @@ class _Desk:
             refusal=refusal,
             part=self._part,
             retry_after_s=retry_after_s,
+            crowded=refusal is not None or self._is_crowded(),
             requests=self._level(
                 limits.requests_per_minute, self._requests, self._new, self._last_request
             ),
@@ -329,6 +332,18 @@ class _Desk:
                 limits.tokens_per_minute, self._tokens, self._new_tokens, self._last_token
             ),
         )
+
+    def _is_crowded(self) -> bool:
+        """Whether three quarters are taken of one of the limits that settlements make room in."""
+        limits = self._turn.limits
+        pairs = [(self._in_flight, limits.concurrency), (self._tokens, limits.tokens_per_minute)]
+        if limits.budget is not None:
+            pairs.append((self._reserved, self._left(limits.budget)))
+        return any(limit is not None and 4 * taken >= 3 * limit for taken, limit in pairs)
+
+    def _left(self, budget: Budget) -> int:
+        """Of a budget, in microcents; reserved or not."""
+        return budget.cents * _MICROCENTS - self._state.spent(budget.period, self._now)
 
     def state(self, until: float) -> AccountState:
         """With what was granted."""
@@ -355,8 +370,7 @@ class _Desk:
         limits = self._turn.limits
         requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
         if limits.budget is not None:
-            spent = self._state.spent(limits.budget.period, self._now)
-            left = limits.budget.cents * _MICROCENTS - spent
+            left = self._left(limits.budget)
             if left <= 0 or ask.microcents > left:
                 return "budget", 0.0
         if tokens is not None and ask.tokens > tokens:
