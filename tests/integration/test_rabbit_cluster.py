@@ -24,6 +24,7 @@ from tests.contract.transport_suite import (
     answer,
     eventually,
     is_set,
+    known,
     read,
     read_to_end,
     serving,
@@ -67,12 +68,14 @@ async def eventually_answered(
     dispatcher: RabbitDispatcher,
     model: str,
     job_classes: Sequence[JobClass] = ("interactive", "batch"),
+    *,
+    zdr: bool = False,
 ) -> None:
     async with asyncio.timeout(20):
         for job_class in job_classes:
             while True:
                 with contextlib.suppress(ModelUnavailable, ModelOverloaded, ReplyLost):
-                    reply = await dispatcher.dispatch(a_job(model, job_class))
+                    reply = await dispatcher.dispatch(a_job(model, job_class, zdr=zdr))
                     assert len(await read_to_end(reply)) == 6
                     await reply.close()
                     break
@@ -82,6 +85,7 @@ async def eventually_answered(
 async def test_a_node_dies_under_a_running_reply(cluster: list[BrokerNode], model: str) -> None:
     """The dispatcher's node, and by chance the source's or the job queue's leader with it."""
     async with both_ends(model, cluster) as (dispatcher, source):
+        await known(dispatcher, source, model)
         job = a_job(model)
         reply = await dispatcher.dispatch(job)
         delivery = await take_one(source)
@@ -111,8 +115,9 @@ async def test_a_node_dies_under_a_running_reply(cluster: list[BrokerNode], mode
             assert [topology.job_queue(model, "interactive")] in rows
         finally:
             await asyncio.to_thread(node.start)
-        async with serving(source, answer):  # the queue of counts is back with its node
+        async with serving(source, answer):  # queues that lie on one node are back with it
             await eventually_answered(dispatcher, model, ("count",))
+            await eventually_answered(dispatcher, model, ("interactive",), zdr=True)
 
 
 async def redispatch(reply: Reply, job: Job) -> None:
