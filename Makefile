@@ -41,7 +41,11 @@ up: python ## Install what is missing, then serve a model on this machine
 test: python ## Install what is missing, then check everything
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database
 	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
-	@$(MAKE) --no-print-directory lint
+	@# Beside each other: each alone leaves processors idle for a while.
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint tests
+
+.PHONY: tests
+tests:
 	@# Real brokers, engines and clocks share the processors: what fails beside others is tried alone,
 	@# and said. A fault fails again.
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) $(ARGS) || { test $$? -eq 1 && \

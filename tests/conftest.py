@@ -3,7 +3,10 @@
 The suite runs in several processes, and what is dear to start is started in one of them only.
 """
 
+import gc
+import os
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,6 +14,17 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# A hundred processes are started here, and each would compile the whole service for itself.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # noqa: TID251 - for those processes
+
+# Thousands of tests and dozens of libraries are looked through whenever garbage is collected.
+gc.set_threshold(50_000, 20, 50)
+
+# With a failure hypothesis imports what would make a patch of it. Nobody wants the patch, and in
+# some releases of Python 3.11 the import fails in a way that hides the failure.
+sys.modules["hypothesis.extra._patching"] = None  # type: ignore[assignment]
 
 pytest_plugins = [
     "tests.fixtures.failures",  # before those that import it, or its asserts are not rewritten
@@ -81,6 +95,11 @@ class _Scheduling(LoadScopeScheduling):
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
         items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was imported and collected stays
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
