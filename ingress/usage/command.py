@@ -24,10 +24,9 @@ _TITLES: Final = {
     "input_tokens": "input",
     "cache_read_tokens": "cached",
     "output_tokens": "output",
-    "reasoning_tokens": "reasoning",
-    "total_tokens": "tokens",
     "estimated_cost_cents": "cents",
 }
+"""Of the figures that a table has room for."""
 
 
 class _Moment(click.ParamType[float]):
@@ -88,16 +87,18 @@ def usage(
     which = Selection(start=since, end=until, account=account, key=key, model=model)
     sums = on_store(database, lambda store: _sums(store, which, by))
     rows = [_row(used, by) for used in sums]
+    total = _row(total_of(sums), by)
     if as_json:
         print_json(rows)
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
-        writer.writerow((*by, *_TITLES))
+        writer.writerow(total)
         writer.writerows(row.values() for row in rows)
     else:
-        rows.append({**dict.fromkeys(by, ""), by[0]: "total", **figures_of(total_of(sums))})
+        rows.append({**total, **dict.fromkeys(by, ""), by[0]: "total"})
+        shown = (*by, *_TITLES)
         print_table(
-            (*by, *_TITLES.values()), [[_cell(cell) for cell in row.values()] for row in rows]
+            (*by, *_TITLES.values()), [[_cell(row[name]) for name in shown] for row in rows]
         )
 
 
