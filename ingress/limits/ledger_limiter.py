@@ -23,22 +23,12 @@ from typing import Final, Literal
 import structlog
 
 from ingress.accounts.account import Account
+from ingress.limits.book import Asking, Book
 from ingress.limits.ledger import Ledger, MemoryLedger
 from ingress.limits.limiter import NOTHING, Demand, Reservation
 from ingress.limits.refusals import refusal, used_up
 from ingress.limits.standing import Standing
-from ingress.limits.state import (
-    AccountState,
-    Ask,
-    Hold,
-    Level,
-    Outcome,
-    Settlement,
-    Turn,
-    Verdict,
-    Window,
-    added,
-)
+from ingress.limits.state import Ask, Level, Outcome, Turn, Verdict, Window
 from ingress.metrics import IngressMetrics
 from ingress.settings import LimitSettings
 from ingress.stores.base import StoreUnavailable
@@ -48,164 +38,10 @@ from schemas.errors import ServerShuttingDown
 log = structlog.get_logger()
 
 _TURNS: Final = 32
+"""Of the event loop, at least, before the ledger counts as away."""
 
 _LOOK: Final = Ask(tokens=1, look=True)
 _LOOK_AT_BUDGET: Final = Ask(look=True)
-
-
-class _Used:
-    """What was used and corrected since it was last told. Grows with the window, not with use."""
-
-    __slots__ = ("microcents", "requests", "tokens")
-
-    def __init__(self) -> None:
-        self.requests: dict[int, int] = {}
-        self.tokens: dict[int, int] = {}
-        self.microcents = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.requests or self.tokens or self.microcents)
-
-    def add(self, part: int, *, requests: int = 0, tokens: int = 0, microcents: int = 0) -> None:
-        if requests:
-            self.requests[part] = self.requests.get(part, 0) + requests
-        if tokens:
-            self.tokens[part] = self.tokens.get(part, 0) + tokens
-        self.microcents += microcents
-
-    def include(self, other: _Used) -> None:
-        self.requests = added(self.requests, other.requests)
-        self.tokens = added(self.tokens, other.tokens)
-        self.microcents += other.microcents
-
-    def settlement(self, number: int) -> Settlement:
-        return Settlement(number, self.requests, self.tokens, self.microcents)
-
-
-class _Asking:
-    """A request that waits for its verdict."""
-
-    __slots__ = ("ask", "verdict")
-
-    def __init__(self, ask: Ask, verdict: asyncio.Future[tuple[Verdict, float]]) -> None:
-        self.ask = ask
-        self.verdict = verdict
-
-
-class _Book:
-    """What this process holds of one account, and what it has to tell of it.
-
-    Attributes:
-        limits: As last heard.
-        asking: Who has not been sent with a turn.
-        state: As last seen.
-        crowded: Others may be waiting for what is given back here.
-    """
-
-    def __init__(self, account: Account) -> None:
-        self.account_id = account.account_id
-        self.limits = account.limits
-        self.asking: list[_Asking] = []
-        self.state: AccountState | None = None
-        self.crowded = False
-        self._open = 0
-        self._in_flight = 0
-        self._tokens: dict[int, int] = {}
-        self._microcents = 0
-        self._fresh = _Used()  # in no turn yet
-        self._owed = _Used()  # counted here, while the ledger is away, and not told to it
-        self._telling: _Used | None = None  # told to it, and not known to have arrived
-        self._told_as = 0
-        self._number = 0
-
-    @property
-    def holds(self) -> bool:
-        """Whether there are reservations that are not settled."""
-        return self._open > 0
-
-    @property
-    def owes(self) -> bool:
-        """Whether there is something that the ledger is not known to have heard."""
-        return bool(self._fresh or self._owed or self._telling is not None)
-
-    # --- Of requests
-
-    def hold(self, part: int, ask: Ask) -> None:
-        """A request has been admitted."""
-        self._open += 1
-        self._in_flight += 1
-        self._tokens[part] = self._tokens.get(part, 0) + ask.tokens
-        self._microcents += ask.microcents
-
-    def leave(self) -> None:
-        """It is not in flight any more."""
-        if self._open:
-            self._in_flight -= 1
-
-    def let_go(
-        self, part: int, ask: Ask, *, requests: int = 0, tokens: int = 0, microcents: int = 0
-    ) -> None:
-        """What is left of it are what it used, and whether it is to count as a request."""
-        if not self._open:
-            return  # all was let go
-        self._open -= 1
-        self._microcents -= ask.microcents
-        self._tokens[part] -= ask.tokens
-        if not self._tokens[part]:
-            del self._tokens[part]
-        self._fresh.add(part, requests=requests, tokens=tokens, microcents=microcents)
-
-    def let_all_go(self) -> None:
-        """The process ends."""
-        self._open = self._in_flight = self._microcents = 0
-        self._tokens = {}
-
-    def charge(self, microcents: int) -> None:
-        self._fresh.add(0, microcents=microcents)
-
-    # --- Of turns
-
-    def _turn(self, settlement: Settlement, asks: Sequence[_Asking]) -> Turn:
-        return Turn(
-            account_id=self.account_id,
-            limits=self.limits,
-            hold=Hold(self._in_flight, dict(self._tokens), self._microcents),
-            settlement=settlement,
-            asks=tuple(asking.ask for asking in asks),
-        )
-
-    def turn(self, asks: Sequence[_Asking]) -> Turn:
-        """For the ledger. What may have arrived already goes again as it was, and nothing else."""
-        if self._telling is None:
-            self._telling, self._owed = self._owed, _Used()
-            self._telling.include(self._fresh)
-            self._fresh = _Used()
-            self._told_as = self._next_number()
-        return self._turn(self._telling.settlement(self._told_as), asks)
-
-    def told(self, outcome: Outcome) -> None:
-        """The ledger has taken the latest turn for it."""
-        self._telling = None
-        self.state = outcome.state
-
-    def missed_turn(self, asks: Sequence[_Asking]) -> Turn:
-        """For this process alone, in place of the first one that the ledger did not take."""
-        assert self._telling is not None
-        return self._turn(self._telling.settlement(self._next_number()), asks)
-
-    def lonely_turn(self, asks: Sequence[_Asking]) -> Turn:
-        """For this process alone; the ledger is owed it."""
-        fresh, self._fresh = self._fresh, _Used()
-        self._owed.include(fresh)
-        return self._turn(fresh.settlement(self._next_number()), asks)
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
-
-    def owe(self, part: int, requests: int) -> None:
-        """Requests that were admitted without the ledger, or by it in vain."""
-        self._owed.add(part, requests=requests)
 
 
 class _Reserved:
@@ -214,7 +50,7 @@ class _Reserved:
     __slots__ = ("_ask", "_book", "_in_flight", "_limiter", "_now", "_open", "_verdict")
 
     def __init__(
-        self, limiter: LedgerLimiter, book: _Book, ask: Ask, verdict: Verdict, now: float
+        self, limiter: LedgerLimiter, book: Book, ask: Ask, verdict: Verdict, now: float
     ) -> None:
         self._limiter = limiter
         self._book = book
@@ -277,8 +113,8 @@ class LedgerLimiter:
         self._tell_within_s = tell_within_s
         self._process = secrets.token_hex(8)
         self._loop = asyncio.get_running_loop()
-        self._books: dict[str, _Book] = {}
-        self._due: dict[str, _Book] = {}  # there is something to tell or to ask
+        self._books: dict[str, Book] = {}
+        self._due: dict[str, Book] = {}  # there is something to tell or to ask
         self._some = asyncio.Event()
         self._telling: asyncio.TimerHandle | None = None
         self._ahead_s = 0.0  # of the ledger's clock
@@ -320,28 +156,28 @@ class LedgerLimiter:
             book.charge(microcents)
             self.wake(book, soon=False)
 
-    async def _judged(self, book: _Book, ask: Ask) -> tuple[Verdict, float]:
+    async def _judged(self, book: Book, ask: Ask) -> tuple[Verdict, float]:
         limits = book.limits
         verdict, now = await self._ask(book, ask)
         if verdict.refusal is not None:
             raise refusal(verdict, ask, limits, standings_of(verdict, now))
         return verdict, now
 
-    async def _ask(self, book: _Book, ask: Ask) -> tuple[Verdict, float]:
+    async def _ask(self, book: Book, ask: Ask) -> tuple[Verdict, float]:
         """What becomes of a request, and when that was decided."""
-        asking = _Asking(ask, self._loop.create_future())
+        asking = Asking(ask, self._loop.create_future())
         book.asking.append(asking)
         self.wake(book)
         return await asking.verdict
 
-    def _book(self, account: Account) -> _Book:
+    def _book(self, account: Account) -> Book:
         book = self._books.get(account.account_id)
         if book is None:
-            book = self._books[account.account_id] = _Book(account)
+            book = self._books[account.account_id] = Book(account)
         book.limits = account.limits
         return book
 
-    def wake(self, book: _Book, *, soon: bool = True) -> None:
+    def wake(self, book: Book, *, soon: bool = True) -> None:
         """There is something to ask; or to tell, which may wait for a moment unless `soon`."""
         self._due[book.account_id] = book
         if soon or not self._tell_within_s:
@@ -390,7 +226,7 @@ class LedgerLimiter:
                 return
             self._some.clear()
 
-    async def _exchange(self, due: Sequence[_Book], asks: Sequence[Sequence[_Asking]]) -> None:
+    async def _exchange(self, due: Sequence[Book], asks: Sequence[Sequence[Asking]]) -> None:
         turns = [book.turn(asking) for book, asking in zip(due, asks, strict=True)]
         attempt = asyncio.create_task(self._attempt(turns))
         try:
@@ -450,7 +286,7 @@ class LedgerLimiter:
             self._ahead_s = outcomes[-1].now - time.time()
         return outcomes
 
-    def _tell(self, book: _Book, asking: Sequence[_Asking], outcome: Outcome) -> None:
+    def _tell(self, book: Book, asking: Sequence[Asking], outcome: Outcome) -> None:
         """Hand out the verdicts."""
         if outcome.verdicts:
             book.crowded = outcome.verdicts[-1].crowded
@@ -469,8 +305,8 @@ class LedgerLimiter:
 
     def _decide_alone(
         self,
-        due: Sequence[_Book],
-        asks: Sequence[Sequence[_Asking]],
+        due: Sequence[Book],
+        asks: Sequence[Sequence[Asking]],
         turns: Sequence[Turn],
     ) -> None:
         assert self._alone is not None
@@ -486,8 +322,8 @@ class LedgerLimiter:
     async def _return(
         self,
         attempt: asyncio.Task[Sequence[Outcome] | None],
-        sent: Sequence[_Book],
-        asks: Sequence[Sequence[_Asking]],
+        sent: Sequence[Book],
+        asks: Sequence[Sequence[Asking]],
     ) -> None:
         """Come back to the ledger, whether it was slow or away."""
         outcomes = await attempt
@@ -537,7 +373,7 @@ class LedgerLimiter:
         await self._ledger.close()
 
 
-def _give_up(asks: Sequence[_Asking]) -> None:
+def _give_up(asks: Sequence[Asking]) -> None:
     for asking in asks:
         if not asking.verdict.done():
             asking.verdict.set_exception(ServerShuttingDown("The server is shutting down."))

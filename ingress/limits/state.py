@@ -351,7 +351,7 @@ class _Desk:
         new = {self._part: self._new} if self._new else {}
         hold = Hold(
             turn.hold.in_flight + self._new,
-            added(self._tokens_held, {self._part: self._new_tokens}),
+            added(self._tokens_held, {self._part: self._new_tokens} if self._new_tokens else {}),
             self._microcents,
         )
         lease = Lease(until, turn.settlement.number, hold, new)
