@@ -38,6 +38,7 @@ CONFIG = Config.model_validate(
                 "aliases": {"claude-mine": MODEL, "third": MODEL, "gone": "slow"},
                 "keys": [{"key": "some-key"}],
             },
+            {"id": "shadow", "aliases": {OTHER: MODEL}, "keys": [{"key": "shadow-key"}]},
             {"id": "none", "models": [], "keys": [{"key": "none-key"}]},
             {"id": "zdr", "always_zdr": True, "keys": [{"key": "zdr-key"}]},
             {"id": "official", "profile": "official", "keys": [{"key": "official-key"}]},
@@ -260,6 +261,10 @@ async def test_what_an_account_sees_of_the_catalogue(stack: Stack, http: httpx.A
     mine = [MODEL, "claude-mine", "third", "demo", "fast", OTHER, "gone", "slow"]
     assert await listed("some") == mine
     assert await listed("none") == []
+    # Each name is there once, and for the model that answers to it.
+    assert await listed("shadow") == [MODEL, OTHER, "demo", "fast", "slow", "third"]
+    shadow = (await http.get(f"/v1/models/{OTHER}", headers=key("shadow"))).json()
+    assert shadow["wafer"]["alias_of"] == MODEL
     async with anthropic.AsyncAnthropic(base_url=stack.url, api_key="some-key") as client:
         assert [card.id async for card in client.models.list(limit=3)] == mine
         assert (await client.models.retrieve("claude-mine")).id == "claude-mine"

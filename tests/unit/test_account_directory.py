@@ -170,6 +170,21 @@ async def test_a_store_that_was_away_and_turns_out_to_be_empty_opens_nothing(pla
         assert directory.required
 
 
+@pytest.mark.rule("accounts.never-open")
+async def test_a_store_that_was_never_read_opens_nothing(place: Place) -> None:
+    assert place.directory().required
+    assert not AccountDirectory(EMPTY).required
+
+
+def test_an_empty_key_is_none_whatever_is_listed() -> None:
+    authenticator = Authenticator(AccountDirectory(configured(Config(), ["", "good"])))
+    assert authenticator.authenticate(headers("good"))
+    for value in (b"", b"  ", b"Bearer", b"Bearer  "):
+        for name in (b"authorization", b"x-api-key"):
+            with pytest.raises(InvalidApiKey):
+                authenticator.authenticate([(name, value)])
+
+
 @pytest.mark.rule("accounts.file-first")
 async def test_an_account_of_the_file_hides_that_of_the_store(place: Place) -> None:
     await place.admin.create_account(AccountTerms(name="store's"), "a")
