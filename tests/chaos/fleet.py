@@ -30,6 +30,7 @@ from tests import tiny_model as tiny
 from tests.chaos.plan import Injury, Victim
 from tests.fixtures.broker import BrokerNode
 from tests.fixtures.ports import free_port
+from tests.secrets import search
 from workers.supervisor import die_with_parent
 
 EngineName = Literal["scripted", "sglang"]
@@ -453,7 +454,10 @@ async def running_fleet(
     batchers: int = 0,
     logs: Path | None = None,
 ) -> AsyncIterator[Fleet]:
-    """A fleet that is ready; its logs go when it ends, unless they were given a place."""
+    """A fleet that is ready; its logs go when it ends, unless they were given a place.
+
+    Nothing in them may look like a secret then.
+    """
     home = logs or Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
     home.mkdir(parents=True, exist_ok=True)
     fleet = Fleet(
@@ -469,8 +473,11 @@ async def running_fleet(
         yield fleet
     finally:
         await fleet.close()
+        written = [unit.log for unit in fleet.units if unit.log.exists()]
+        found = [str(finding) for finding in search(written)]
         if logs is None:
             shutil.rmtree(home, ignore_errors=True)
+    assert not found, found
 
 
 def _engine_arguments(engine: EngineName) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import logging
 import random
 import signal
 from typing import Any
@@ -49,6 +51,7 @@ from tests.fixtures.engine import SESSION_LOOP
 from workers.constraint import effective_constraint
 from workers.engines.base import EngineRequest
 from workers.engines.sglang import SglangEngine
+from workers.engines.sglang_launch import QUOTING
 from workers.parsing.reasoning import REASONING_FORMATS
 
 pytestmark = [pytest.mark.sglang, SESSION_LOOP, pytest.mark.timeout(300)]
@@ -643,6 +646,18 @@ async def test_the_card_tells_what_was_loaded(engine: SglangEngine) -> None:
     assert capabilities.reasoning is not None
     assert capabilities.reasoning.efforts == ("none", "high")
     assert engine.template_stop_strings == ()
+
+
+@pytest.mark.rule("zdr.logs")
+async def test_modules_that_quote_requests_in_their_log_lines_are_silent(
+    engine: SglangEngine,
+) -> None:
+    for name in QUOTING:
+        module = f"sglang.srt.{name}"
+        assert importlib.util.find_spec(module) is not None, "SGLang has another name for it now"
+        inside = logging.getLogger(f"{module}.any")
+        assert not inside.isEnabledFor(logging.ERROR)
+    assert logging.getLogger("sglang.srt.managers.scheduler").isEnabledFor(logging.ERROR)
 
 
 async def test_sigterm_is_left_to_the_worker(engine: SglangEngine) -> None:

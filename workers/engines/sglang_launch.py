@@ -40,7 +40,7 @@ _CPU_CACHE_TOKENS: Final = 65_536
 
 _EXIT_GRACE_S: Final = 10.0
 
-_QUOTING: Final = (
+QUOTING: Final = (
     "constrained",
     "function_call",
     "managers.async_dynamic_batch_tokenizer",
@@ -253,7 +253,7 @@ def _prepare_environment(log_level: str) -> None:
     # cannot be read.
     if "SGLANG_LOGGING_CONFIG_PATH" not in environment:
         level = log_level.upper()
-        quiet: dict[str, Any] = {f"sglang.srt.{name}": {"level": "CRITICAL"} for name in _QUOTING}
+        quiet: dict[str, Any] = {f"sglang.srt.{name}": {"level": "CRITICAL"} for name in QUOTING}
         levels = {"sglang": {"level": level}, **quiet}
         with tempfile.NamedTemporaryFile(
             prefix="headrace-sglang-logging-", suffix=".json", delete=False
