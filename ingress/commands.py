@@ -287,6 +287,8 @@ def ingress(
     telemetry.configure_logging(log_level)
     settings = ingress_settings(values, database=database is not None)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
+    if settings.idempotency.keep_answers and blobs is None:
+        raise click.UsageError("--keep-answers needs --blobs: that is where they lie.")
     if database is None:
         _require_no_limits(settings.config)
     run(_serve(settings, amqp_url, blobs, database))

@@ -308,6 +308,7 @@ SHOWN_ELSEWHERE = {
     errors.BatchLimitExceeded: "tests/sdk/test_batches_openai.py",
     errors.BatchZdrNotSupported: "tests/sdk/test_batches_openai.py",
     errors.IdempotencyKeyReused: "tests/sdk/test_batches_openai.py",
+    errors.IdempotentRequestRunning: "tests/sdk/test_idempotency.py",
     errors.BatchNotEnded: "tests/sdk/test_message_batches_anthropic.py",
     errors.AccountDisabled: "tests/sdk/test_accounts.py",
     errors.ModelAccessDenied: "tests/sdk/test_accounts.py",

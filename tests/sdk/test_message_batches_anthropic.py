@@ -474,7 +474,9 @@ async def test_too_many_unfinished_batches(stack: Stack, client: anthropic.Async
 
 
 @pytest.mark.rule("message-batches.idempotency")
-async def test_a_creation_repeated(stack: Stack, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_creation_repeated(
+    stack: Stack, client: anthropic.AsyncAnthropic, http: httpx.AsyncClient
+) -> None:
     async def create(key: str, *custom_ids: str) -> str:
         headers = {"Idempotency-Key": key}
         batch = await client.messages.batches.create(
@@ -484,6 +486,9 @@ async def test_a_creation_repeated(stack: Stack, client: anthropic.AsyncAnthropi
 
     same = await asyncio.gather(*(create("k") for _ in range(3)))
     assert len(set(same)) == 1
+    spaced = orjson.dumps({"requests": requests()}, option=orjson.OPT_INDENT_2)
+    headers = {"Idempotency-Key": "k", "content-type": "application/json"}
+    assert (await http.post("/batches", content=spaced, headers=headers)).json()["id"] == same[0]
     with pytest.raises(anthropic.ConflictError) as raised:
         await create("k", "other")
     assert error_of(raised.value)["code"] == "idempotency_key_reused"
