@@ -77,7 +77,7 @@ class LimitSettings(BaseModel):
     hold_s: float = Field(default=10.0, gt=0)
     wait_s: float = Field(default=1.0, gt=0)
     retry_s: float = Field(default=1.0, gt=0)
-    gather_s: float = Field(default=0.01, ge=0)
+    gather_s: float = Field(default=0.02, ge=0)
     tell_within_s: float = Field(default=0.2, ge=0)
     window_s: float = Field(default=60.0, gt=0)
     output_tokens: int = Field(default=1024, gt=0)
