@@ -83,13 +83,11 @@ class Held:
 
 async def look(fleet: Fleet) -> Held:
     """What is held now."""
-    listed, connections, channels = await asyncio.gather(
-        fleet.broker.rows(
-            "queues", "name", "messages_ready", "messages_unacknowledged", "consumers"
-        ),
-        fleet.broker.rows("connections", "name"),
-        fleet.broker.rows("channels", "name"),
+    listed = await fleet.broker.rows(
+        "queues", "name", "messages_ready", "messages_unacknowledged", "consumers"
     )
+    connections = await fleet.broker.rows("connections", "name")
+    channels = await fleet.broker.rows("channels", "name")
     queues: Counter[str] = Counter()
     consumers: Counter[str] = Counter()
     messages: Counter[str] = Counter()
