@@ -24,7 +24,7 @@ import structlog
 from ingress.accounts.account import UNLIMITED, Account
 from ingress.accounts.keys import digest_of, own_account
 from ingress.accounts.principal import Principal
-from ingress.accounts.store import AccountStore
+from ingress.accounts.store import AccountStore, Changes
 from ingress.config import Config
 from ingress.stores.base import StoreUnavailable
 
@@ -38,9 +38,10 @@ _OWN: Final = re.compile("[0-9a-f]{24}")
 
 
 class KnownKey(msgspec.Struct, frozen=True):
-    """Whom a key names, and until when; None is for ever."""
+    """Whose a key is, what names it, and until when it is valid; None is for ever."""
 
-    principal: Principal
+    key_id: str
+    account_id: str
     expires_at: float | None = None
 
 
@@ -62,12 +63,12 @@ def configured(config: Config, api_keys: Iterable[str] = ()) -> Entries:
         digest = digest_of(text.encode())
         account = Account(account_id=own_account(digest))
         accounts[account.account_id] = account
-        keys[digest] = KnownKey(Principal(f"key-{number}", account))
+        keys[digest] = KnownKey(f"key-{number}", account.account_id)
     for written in config.accounts:
-        account = accounts[written.id] = written.account(written.id)
+        accounts[written.id] = written.account(written.id)
         for name, key in written.named_keys():
             expires_at = key.expires_at.timestamp() if key.expires_at else None
-            keys[key.digest] = KnownKey(Principal(name, account), expires_at)
+            keys[key.digest] = KnownKey(name, written.id, expires_at)
     return Entries(keys, accounts)
 
 
@@ -93,8 +94,8 @@ class AccountDirectory:
         self._revision: int | None = None
         self._stale = False
         self._refreshing = asyncio.Lock()
-        self._keys = fixed.keys
-        self._accounts = fixed.accounts
+        self._keys = dict(fixed.keys)
+        self._accounts = dict(fixed.accounts)
         self._required = bool(fixed.keys or fixed.accounts)
 
     @property
@@ -117,7 +118,8 @@ class AccountDirectory:
         known = self._keys.get(digest)
         if known is None or (known.expires_at is not None and self._clock() >= known.expires_at):
             return None
-        return known.principal
+        account = self._accounts.get(known.account_id)  # it may have been deleted with its keys
+        return None if account is None else Principal(known.key_id, account)
 
     def account(self, account_id: str) -> Account | None:
         """The account of an id that was a principal's once; None if it is not there any more.
@@ -148,26 +150,38 @@ class AccountDirectory:
         if self._store is None:
             return
         async with self._refreshing:
-            if await self._store.revision() == self._revision:
+            revision = await self._store.revision()
+            if revision == self._revision:
                 return
-            contents = await self._store.contents()
-            accounts = {account.account_id: account for account in contents.accounts}
-            for account_id in accounts.keys() & self._fixed.accounts.keys():
-                log.warning("accounts.hidden", account=account_id, by="configuration file")
-                del accounts[account_id]
-            keys = {
-                key.digest: KnownKey(
-                    Principal(key.key_id, accounts[key.account_id]), key.expires_at
-                )
-                for key in contents.keys
-                if key.account_id in accounts
-            }
-            self._keys = {**keys, **self._fixed.keys}
-            self._accounts = {**accounts, **self._fixed.accounts}
-            # Not read, it might have had some: then there are to be keys in any case.
+            # One that went back is another database, or an older state of it.
+            since = self._revision if self._revision and self._revision < revision else 0
+            keys = self._keys if since else dict(self._fixed.keys)
+            accounts = self._accounts if since else dict(self._fixed.accounts)
+            async for changes in self._store.changes(since):
+                self._apply(changes, keys, accounts)
+            self._keys, self._accounts, self._revision = keys, accounts, revision
+            # Unread, it might have had some: then there are to be keys in any case.
             self._required = self._required or bool(accounts)
-            self._revision = contents.revision
-            log.debug("accounts.read", revision=contents.revision, accounts=len(accounts))
+            log.debug("accounts.read", revision=revision, since=since, accounts=len(accounts))
+
+    def _apply(
+        self, changes: Changes, keys: dict[bytes, KnownKey], accounts: dict[str, Account]
+    ) -> None:
+        fixed = self._fixed
+        for account_id, account in changes.accounts.items():
+            if account_id in fixed.accounts:
+                log.warning("accounts.hidden", account=account_id, by="configuration file")
+            elif account is None:
+                accounts.pop(account_id, None)
+            else:
+                accounts[account_id] = account
+        for key in changes.keys:
+            if key.account_id in fixed.accounts or key.digest in fixed.keys:
+                continue
+            if key.revoked:
+                keys.pop(key.digest, None)
+            else:
+                keys[key.digest] = KnownKey(key.key_id, key.account_id, key.expires_at)
 
     @asynccontextmanager
     async def following(self, *, every_s: float = REFRESH_S) -> AsyncIterator[None]:

@@ -9,7 +9,7 @@ while a change is made, the change may have happened all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -56,25 +56,25 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
-class ValidKey(msgspec.Struct, frozen=True):
-    """What it takes to know a key that has not been revoked."""
+class KeyChange(msgspec.Struct, frozen=True):
+    """What it takes to know a key, or to forget one that is revoked."""
 
     digest: bytes
     key_id: str
     account_id: str
     expires_at: float | None
+    revoked: bool
 
 
-class Contents(msgspec.Struct, frozen=True):
-    """Everything there is, for the directory.
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of some accounts and keys.
 
     Attributes:
-        revision: No newer than the rest.
+        accounts: By id; None is one that was deleted, and its keys with it.
     """
 
-    revision: int
-    accounts: Sequence[Account]
-    keys: Sequence[ValidKey]
+    accounts: Mapping[str, Account | None] = {}
+    keys: Sequence[KeyChange] = ()
 
 
 class AccountStore(Protocol):
@@ -84,7 +84,12 @@ class AccountStore(Protocol):
         """Which has moved if anything has changed."""
         ...
 
-    async def contents(self) -> Contents: ...
+    def changes(self, since: int) -> AsyncIterator[Changes]:
+        """What was changed after a revision, as it is now, in parts; after 0 all that is there.
+
+        Everything up to the revision that was read before this began is among it.
+        """
+        ...
 
     # --- Accounts ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Source: the port, `ingress.accounts.store`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,10 +24,10 @@ from ingress.accounts.store import (
     MAX_ACTIVE_KEYS,
     AccountExists,
     AccountRecord,
-    Contents,
+    Changes,
+    KeyChange,
     KeyRecord,
     TooManyKeys,
-    ValidKey,
 )
 from ingress.stores.base import Page
 from ingress.stores.database import Database
@@ -37,14 +37,18 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
+_PAGE: Final = 500
+"""So many are read at once, and others have a turn in between."""
+
 _SHOWN: Final = tuple(api_keys.c[name] for name in KeyRecord.__struct_fields__)
 
 
 class SqlAccounts:
     """An `AccountStore` in an SQL database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, page: int = _PAGE) -> None:
         self._database = database
+        self._page = page
         insert = sqlite.insert if database.is_sqlite else postgresql.insert
         self._count_up = (
             insert(directory_revision)
@@ -53,32 +57,60 @@ class SqlAccounts:
                 index_elements=[directory_revision.c.only],
                 set_={"revision": directory_revision.c.revision + 1},
             )
+            .returning(directory_revision.c.revision)
         )
 
     async def revision(self) -> int:
         return await self._database.read(_revision)
 
-    async def contents(self) -> Contents:
-        async def work(connection: AsyncConnection) -> Contents:
-            revision = await _revision(connection)  # first: what comes meanwhile is read again
-            there = await connection.execute(
-                sa.select(accounts.c.account_id, accounts.c.terms).where(_there)
+    async def changes(self, since: int) -> AsyncIterator[Changes]:
+        # Accounts first: a key is of use only with its account.
+        async for rows in self._changed(accounts, accounts.c.account_id, _there, since):
+            yield Changes(
+                accounts={
+                    row["account_id"]: None
+                    if row["deleted_at"] is not None
+                    else _account(row["account_id"], row["terms"])
+                    for row in rows
+                }
             )
-            valid = await connection.execute(
-                sa.select(
-                    api_keys.c.digest,
-                    api_keys.c.key_id,
-                    api_keys.c.account_id,
-                    api_keys.c.expires_at,
-                ).where(api_keys.c.revoked_at.is_(None))
-            )
-            return Contents(
-                revision=revision,
-                accounts=[_account(*row) for row in there],
-                keys=[ValidKey(*row) for row in valid],
+        valid = api_keys.c.revoked_at.is_(None)
+        async for rows in self._changed(api_keys, api_keys.c.key_id, valid, since):
+            yield Changes(
+                keys=[
+                    KeyChange(
+                        digest=row["digest"],
+                        key_id=row["key_id"],
+                        account_id=row["account_id"],
+                        expires_at=row["expires_at"],
+                        revoked=row["revoked_at"] is not None,
+                    )
+                    for row in rows
+                ]
             )
 
-        return await self._database.read(work)
+    async def _changed(
+        self, table: sa.Table, key: sa.Column[Any], valid: sa.ColumnElement[bool], since: int
+    ) -> AsyncIterator[Sequence[sa.RowMapping]]:
+        """Rows in the order of their changes, a page at a time; at first only valid ones."""
+        page = sa.select(table).order_by(table.c.revision, key).limit(self._page)
+        if not since:
+            page = page.where(valid)
+        rest = page.where(table.c.revision > since)
+        while True:
+
+            async def work(
+                connection: AsyncConnection, query: sa.Select[Any] = rest
+            ) -> Sequence[sa.RowMapping]:
+                return list((await connection.execute(query)).mappings())
+
+            rows = await self._database.read(work)
+            if rows:
+                yield rows
+            if len(rows) < self._page:
+                return
+            last = (rows[-1]["revision"], rows[-1][key.name])
+            rest = page.where(sa.tuple_(table.c.revision, key) > last)
 
     # --- Accounts ---------------------------------------------------------------------------------
 
@@ -87,8 +119,8 @@ class SqlAccounts:
             account_id=account.account_id, terms=_terms(account), created_at=now
         )
 
-        async def work(connection: AsyncConnection) -> AccountRecord:
-            await connection.execute(add)
+        async def work(connection: AsyncConnection, revision: int) -> AccountRecord:
+            await connection.execute(add.values(revision=revision))
             return AccountRecord(account=account, created_at=now)
 
         try:
@@ -116,7 +148,7 @@ class SqlAccounts:
     async def change_account(
         self, account_id: str, change: Callable[[Account], Account]
     ) -> AccountRecord | None:
-        async def work(connection: AsyncConnection) -> AccountRecord | None:
+        async def work(connection: AsyncConnection, revision: int) -> AccountRecord | None:
             before = await _find(connection, account_id)
             if before is None:
                 return None
@@ -124,7 +156,7 @@ class SqlAccounts:
             await connection.execute(
                 sa.update(accounts)
                 .where(accounts.c.account_id == account_id)
-                .values(terms=_terms(after))
+                .values(terms=_terms(after), revision=revision)
             )
             return msgspec.structs.replace(before, account=after)
 
@@ -139,8 +171,8 @@ class SqlAccounts:
         of_it = api_keys.c.account_id == account_id
         lapse = sa.update(files).where(files.c.account == account_id).values(expires_at=int(now))
 
-        async def work(connection: AsyncConnection) -> bool:
-            if not (await connection.execute(delete)).rowcount:
+        async def work(connection: AsyncConnection, revision: int) -> bool:
+            if not (await connection.execute(delete.values(revision=revision))).rowcount:
                 return False
             await connection.execute(sa.delete(api_keys).where(of_it))
             await connection.execute(lapse)
@@ -151,10 +183,10 @@ class SqlAccounts:
     # --- Keys -------------------------------------------------------------------------------------
 
     async def add_key(self, key: KeyRecord, digest: bytes) -> bool:
-        async def work(connection: AsyncConnection) -> bool:
+        async def work(connection: AsyncConnection, revision: int) -> bool:
             if await _find(connection, key.account_id) is None:
                 return False
-            await _add(connection, key, digest)
+            await _add(connection, key, digest, revision)
             return True
 
         return await self._change(work)
@@ -195,8 +227,8 @@ class SqlAccounts:
             .values(revoked_at=now)
         )
 
-        async def work(connection: AsyncConnection) -> KeyRecord | None:
-            await connection.execute(revoke)
+        async def work(connection: AsyncConnection, revision: int) -> KeyRecord | None:
+            await connection.execute(revoke.values(revision=revision))
             return await _find_key(connection, key_id)
 
         return await self._change(work, repeatable=True)
@@ -204,7 +236,7 @@ class SqlAccounts:
     async def rotate_key(
         self, key_id: str, replacement: KeyRecord, digest: bytes, *, now: float, overlap_s: float
     ) -> KeyRecord | None:
-        async def work(connection: AsyncConnection) -> KeyRecord | None:
+        async def work(connection: AsyncConnection, revision: int) -> KeyRecord | None:
             old = await _find_key(connection, key_id)
             if old is None or not old.active(now):
                 return None
@@ -216,25 +248,27 @@ class SqlAccounts:
             else:
                 end = {"revoked_at": now}
             await connection.execute(
-                sa.update(api_keys).where(api_keys.c.key_id == key_id).values(end)
+                sa.update(api_keys)
+                .where(api_keys.c.key_id == key_id)
+                .values(**end, revision=revision)
             )
             new = msgspec.structs.replace(
                 replacement, account_id=old.account_id, label=old.label, created_at=now
             )
-            await _add(connection, new, digest)
+            await _add(connection, new, digest, revision)
             return new
 
         return await self._change(work)
 
     async def _change(
         self,
-        work: Callable[[AsyncConnection], Awaitable[T]],
+        work: Callable[[AsyncConnection, int], Awaitable[T]],
         *,
         repeatable: bool = False,
     ) -> T:
         async def counted(connection: AsyncConnection) -> T:
-            await connection.execute(self._count_up)
-            return await work(connection)
+            revision = (await connection.execute(self._count_up)).scalar_one()
+            return await work(connection, revision)
 
         return await self._database.write(counted, repeatable=repeatable)
 
@@ -259,7 +293,7 @@ async def _find_key(connection: AsyncConnection, key_id: str) -> KeyRecord | Non
     return KeyRecord(**row) if row else None
 
 
-async def _add(connection: AsyncConnection, key: KeyRecord, digest: bytes) -> None:
+async def _add(connection: AsyncConnection, key: KeyRecord, digest: bytes, revision: int) -> None:
     now = key.created_at
     active = sa.select(sa.func.count()).where(
         api_keys.c.account_id == key.account_id,
@@ -268,7 +302,7 @@ async def _add(connection: AsyncConnection, key: KeyRecord, digest: bytes) -> No
     )
     if (await connection.execute(active)).scalar_one() >= MAX_ACTIVE_KEYS:
         raise TooManyKeys
-    row = {**msgspec.structs.asdict(key), "digest": digest}
+    row = {**msgspec.structs.asdict(key), "digest": digest, "revision": revision}
     await connection.execute(sa.insert(api_keys).values(row))
 
 

@@ -177,8 +177,11 @@ accounts: Final = sa.Table(
     _needed("terms", Json),
     _needed("created_at", sa.Double),
     _optional("deleted_at", sa.Double),
+    _needed("revision", sa.BigInteger),
+    sa.Index("accounts_revision_idx", "revision", "account_id"),
 )
-"""`terms` are an `Account`'s fields. One that was deleted leaves its id, which none gets again."""
+"""`terms` are an `Account`'s fields. One that was deleted leaves its id, which none gets again.
+`revision` is that of its last change, here and of keys."""
 
 api_keys: Final = sa.Table(
     "api_keys",
@@ -196,6 +199,8 @@ api_keys: Final = sa.Table(
     _needed("created_at", sa.Double),
     _optional("expires_at", sa.Double),
     _optional("revoked_at", sa.Double),
+    _needed("revision", sa.BigInteger),
+    sa.Index("api_keys_revision_idx", "revision", "key_id"),
     sa.Index("api_keys_digest_idx", "digest", unique=True),
 )
 """Of a key itself there is only its digest."""

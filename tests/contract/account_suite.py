@@ -54,6 +54,16 @@ def a_key(account: str, **changes: Any) -> tuple[KeyRecord, bytes]:
     return record, key.digest
 
 
+async def contents(store: AccountStore) -> tuple[dict[str, Account | None], set[bytes]]:
+    """All accounts by id, and the digests of all valid keys."""
+    accounts: dict[str, Account | None] = {}
+    digests: set[bytes] = set()
+    async for changes in store.changes(0):
+        accounts |= changes.accounts
+        digests |= {key.digest for key in changes.keys}
+    return accounts, digests
+
+
 class AccountStoreSuite:
     """The promises; `opener` is a fixture."""
 
@@ -83,11 +93,11 @@ class AccountStoreSuite:
         await store.create_account(Account(account_id=name), NOW)
         record, digest = a_key(name)
         assert await store.add_key(record, digest)
-        assert digest in {key.digest for key in (await store.contents()).keys}
+        assert digest in (await contents(store))[1]
         await store.delete_account(name, NOW)
-        contents = await store.contents()
-        assert digest not in {key.digest for key in contents.keys}
-        assert name not in {account.account_id for account in contents.accounts}
+        found, digests = await contents(store)
+        assert digest not in digests
+        assert name not in found
         assert await store.key(record.key_id) is None
 
     async def test_terms_are_changed_one_after_the_other(self, opener: Opener) -> None:
@@ -136,10 +146,42 @@ class AccountStoreSuite:
             await change()
             seen.add(await other.revision())
             assert len(seen) == number
-        contents = await store.contents()
+        revision = await store.revision()
+        await contents(store)
         await store.accounts(limit=1)
         await store.keys(limit=1)
-        assert await other.revision() == contents.revision
+        assert await other.revision() == revision
+
+    async def test_every_change_is_told_since_any_revision_before_it(self, opener: Opener) -> None:
+        store, other, name = await opener(), await opener(), account_id()
+        record, digest = a_key(name)
+        new, new_digest = a_key("")
+
+        async def told(since: int) -> tuple[dict[str, Account | None], dict[bytes, bool]]:
+            accounts: dict[str, Account | None] = {}
+            keys: dict[bytes, bool] = {}
+            async for changes in other.changes(since):
+                accounts |= changes.accounts
+                keys |= {key.digest: key.revoked for key in changes.keys}
+            return accounts, keys
+
+        account, renamed = Account(account_id=name), Account(account_id=name, name="new")
+        await store.create_account(Account(account_id=account_id()), NOW)
+        at = await store.revision()
+        await store.create_account(account, NOW)
+        assert await told(at) == ({name: account}, {})
+        made_at = await store.revision()
+        assert await told(made_at) == ({}, {})
+        await store.change_account(name, lambda _: renamed)
+        await store.add_key(record, digest)
+        assert await told(made_at) == ({name: renamed}, {digest: False})
+        changed_at = await store.revision()
+        await store.rotate_key(record.key_id, new, new_digest, now=NOW, overlap_s=0)
+        assert await told(changed_at) == ({}, {digest: True, new_digest: False})
+        await store.revoke_key(new.key_id, NOW)
+        assert await told(changed_at) == ({}, {digest: True, new_digest: True})
+        await store.delete_account(name, NOW)
+        assert await told(changed_at) == ({name: None}, {})
 
     async def test_changes_of_many_at_once_all_count(self, opener: Opener) -> None:
         stores, name = [await opener(), await opener()], account_id()
@@ -191,7 +233,7 @@ class AccountStoreSuite:
             revoked = await store.revoke_key(record.key_id, now)
             assert revoked is not None
             assert revoked.revoked_at == NOW + 5
-        assert digest not in {key.digest for key in (await store.contents()).keys}
+        assert digest not in (await contents(store))[1]
         assert await store.key(record.key_id) == revoked
         assert await store.revoke_key("key_nobody", NOW) is None
 
@@ -216,7 +258,7 @@ class AccountStoreSuite:
         assert after is not None
         assert after.active(NOW + 2) == (ends_at is not None)
         assert after.expires_at == (expires_at if ends_at is None else ends_at)
-        assert digest in {key.digest for key in (await store.contents()).keys}
+        assert digest in (await contents(store))[1]
 
     async def test_only_a_valid_key_is_rotated(self, opener: Opener) -> None:
         store, name = await opener(), account_id()

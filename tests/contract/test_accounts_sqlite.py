@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ingress.accounts.account import Account
 from ingress.stores.sql import SqlStore
 from ingress.stores.sql_accounts import SqlAccounts
-from tests.contract.account_suite import NOW, AccountStoreSuite, Opener
+from tests.contract.account_suite import NOW, AccountStoreSuite, Opener, contents
 from tests.contract.store_suite import a_file
 
 
@@ -63,7 +63,20 @@ async def test_terms_that_nobody_can_read_disable_their_account_alone(tmp_path: 
         )
 
     await store.database.write(spoil)
-    found = {account.account_id: account for account in (await accounts.contents()).accounts}
+    found, _ = await contents(accounts)
+    assert found["one"] is not None
     assert found["one"].disabled
     assert found["two"] == Account(account_id="two")
+    await store.close()
+
+
+async def test_what_has_changed_comes_in_pages(tmp_path: Path) -> None:
+    store = await SqlStore.open(f"sqlite:///{tmp_path / 'headrace.db'}")
+    accounts = SqlAccounts(store.database, page=2)
+    names = [f"a{n}" for n in range(5)]
+    for name in names:
+        await accounts.create_account(Account(account_id=name), NOW)
+    pages = [list(changes.accounts) async for changes in accounts.changes(0)]
+    assert pages == [names[:2], names[2:4], names[4:]]
+    assert [list(changes.accounts) async for changes in accounts.changes(3)] == [names[3:]]
     await store.close()

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ingress.accounts.account import UNLIMITED, Account
 from ingress.accounts.administration import Administration
@@ -200,6 +201,23 @@ async def test_an_account_of_the_file_hides_that_of_the_store(place: Place) -> N
             assert directory.find(digest_of(issued.text.encode())) is None
             assert directory.find(digest_of(b"k"))
     assert [line["account"] for line in lines if line["event"] == "accounts.hidden"] == ["a"]
+
+
+async def test_a_database_that_went_back_to_an_older_state_is_read_anew(place: Place) -> None:
+    for name in ("a", "b"):
+        await place.admin.create_account(AccountTerms(), name)
+    issued = await place.admin.create_key("b")
+
+    async def restore(connection: AsyncConnection) -> None:
+        await connection.exec_driver_sql("DELETE FROM accounts WHERE account_id = 'b'")
+        await connection.exec_driver_sql("UPDATE directory_revision SET revision = 1")
+
+    async with following(place.directory()) as directory:
+        assert directory.find(digest_of(issued.text.encode()))
+        await place.database.write(restore)
+        await seen(lambda: directory.account("b") is None)
+        assert directory.find(digest_of(issued.text.encode())) is None
+        assert directory.account("a")
 
 
 async def test_accounts_by_id(place: Place) -> None:

@@ -29,8 +29,10 @@ def upgrade() -> None:
         _needed("terms", sa.Text),
         _needed("created_at", sa.Double),
         _optional("deleted_at", sa.Double),
+        _needed("revision", sa.BigInteger),
         sa.PrimaryKeyConstraint("account_id", name="accounts_pkey"),
     )
+    op.create_index("accounts_revision_idx", "accounts", ["revision", "account_id"])
     op.create_table(
         "api_keys",
         _needed("key_id", Text),
@@ -40,6 +42,7 @@ def upgrade() -> None:
         _needed("created_at", sa.Double),
         _optional("expires_at", sa.Double),
         _optional("revoked_at", sa.Double),
+        _needed("revision", sa.BigInteger),
         sa.PrimaryKeyConstraint("key_id", name="api_keys_pkey"),
         sa.ForeignKeyConstraint(
             ["account_id"],
@@ -48,6 +51,7 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
     )
+    op.create_index("api_keys_revision_idx", "api_keys", ["revision", "key_id"])
     op.create_index("api_keys_account_id_idx", "api_keys", ["account_id"])
     op.create_index("api_keys_digest_idx", "api_keys", ["digest"], unique=True)
     op.create_table(
