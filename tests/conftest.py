@@ -41,7 +41,8 @@ SHARED: Mapping[str, re.Pattern[str]] = {
     "broker": re.compile(r"\bbroker: Broker\b|\bproxy: Proxy\b"),
     "postgres": re.compile(r"\bpostgres: Postgres\b"),
     "libraries": re.compile(
-        r"^ *(import|from) (sglang|transformers|torch|xgrammar)\b", re.MULTILINE
+        r"^ *(import|from) (sglang|transformers|torch|xgrammar|tests\.fixtures\.grammars)\b",
+        re.MULTILINE,
     ),
 }
 """What is dear to start, or to import: all files that use one run in the same process.
@@ -100,6 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # what was imported and collected stays
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries would say at the end that it was leaked
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-import xgrammar
 
 from schemas.errors import GenerationFailed
+from tests.fixtures.grammars import byte_tokenizer
 from workers.engines.sglang_grammar import GrammarTrial
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)
 
 def tokenizer_info() -> str:
     """One token for each byte, and one for the end."""
-    info = xgrammar.TokenizerInfo(
-        [bytes([value]) for value in range(256)] + [b"<end>"], stop_token_ids=[256]
-    )
-    return str(info.serialize_json())
+    return str(byte_tokenizer().serialize_json())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,6 +34,8 @@ async def trial() -> AsyncIterator[GrammarTrial]:
 
 def large_tokenizer_info() -> str:
     """As many tokens as the largest vocabularies have."""
+    import xgrammar
+
     words = [f"{number:x}".encode() for number in range(1 << 18)]
     single = [bytes([value]) for value in range(256)]
     info = xgrammar.TokenizerInfo([*single, *words, b"<end>"], stop_token_ids=[256 + (1 << 18)])

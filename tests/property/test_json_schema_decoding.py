@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import json  # noqa: TID251  # the only one here that reads numbers of any size
 import random
+from typing import Any
 
 import msgspec
-import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from schemas.errors import RequestError
 from schemas.json_schema import enforceable
+from tests.fixtures.grammars import END, Allowed, byte_tokenizer, grammar_matcher
 from tests.property.test_json_schema import documents
 from workers.constraint import in_json
 
-END = 256
-TOKENIZER = xgrammar.TokenizerInfo(
-    [bytes([value]) for value in range(256)] + [b"<end>"], stop_token_ids=[END]
-)
 ENDS = {*b'"}]', END}
 MOST_BYTES = 300
 
 
-def walk(matcher: xgrammar.GrammarMatcher, chance: random.Random) -> bytes | None:
+def walk(matcher: Any, chance: random.Random) -> bytes | None:
     """A text that a grammar lets through, byte by byte; None if it goes on for too long."""
     text = bytearray()
-    mask = xgrammar.allocate_token_bitmask(1, END + 1)
+    allowing = Allowed()
     while len(text) < MOST_BYTES:
-        matcher.fill_next_token_bitmask(mask)
-        words = mask[0].tolist()
-        allowed = [token for token in range(END + 1) if words[token // 32] >> (token % 32) & 1]
+        allowed = allowing.by(matcher)
         assert allowed, text
         # Of bytes beyond ASCII it allows some sequences that are no characters.
         allowed = [token for token in allowed if token < 0x80 or token == END] or allowed
@@ -54,12 +49,14 @@ def test_a_text_that_decoding_lets_through_obeys_the_schema(
         schema = enforceable(document, param="schema")
     except RequestError:
         return
-    compiler = xgrammar.GrammarCompiler(TOKENIZER, max_threads=1, cache_enabled=False)
+    import xgrammar
+
+    compiler = xgrammar.GrammarCompiler(byte_tokenizer(), max_threads=1, cache_enabled=False)
     grammar = compiler.compile_json_schema(
         msgspec.json.encode(in_json(schema)).decode(), any_whitespace=False
     )
     for attempt in range(4):
-        text = walk(xgrammar.GrammarMatcher(grammar), random.Random(seed + attempt))
+        text = walk(grammar_matcher(grammar), random.Random(seed + attempt))
         if text is not None:
             value = json.loads(text)
             assert Draft202012Validator(schema).is_valid(value), (schema, text)

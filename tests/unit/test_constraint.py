@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import xgrammar
 
 from schemas.errors import InvalidGrammar, InvalidJsonSchema, ToolSchemaInvalid, UnsupportedValue
 from schemas.job import ChatPrompt, Job, Reasoning, TokenPrompt
@@ -21,18 +20,12 @@ from schemas.sampling import (
     SamplingParams,
     StructuralTag,
 )
+from tests.fixtures.grammars import END, byte_compiler, grammar_matcher
 from workers.constraint import calls_allowed, effective_constraint, refused_constraint
 from workers.engines.sglang_request import grammar
 from workers.parsing.reasoning import REASONING_FORMATS
 from workers.parsing.tools import TOOL_FORMATS
 
-END = 256
-COMPILER = xgrammar.GrammarCompiler(
-    xgrammar.TokenizerInfo(
-        [bytes([value]) for value in range(256)] + [b"<end>"], stop_token_ids=[END]
-    ),
-    max_threads=1,
-)
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "minLength": 1}},
@@ -98,14 +91,14 @@ def lets_through(constraint: Constraint | None, text: str) -> bool:
     kind, value = grammar(constraint)
     match kind:
         case "json_schema":
-            compiled = COMPILER.compile_json_schema(value, any_whitespace=False)
+            compiled = byte_compiler().compile_json_schema(value, any_whitespace=False)
         case "regex":
-            compiled = COMPILER.compile_regex(value)
+            compiled = byte_compiler().compile_regex(value)
         case "ebnf":
-            compiled = COMPILER.compile_grammar(value)
+            compiled = byte_compiler().compile_grammar(value)
         case _:
-            compiled = COMPILER.compile_structural_tag(value)
-    matcher = xgrammar.GrammarMatcher(compiled)
+            compiled = byte_compiler().compile_structural_tag(value)
+    matcher = grammar_matcher(compiled)
     return bool(matcher.accept_string(text) and matcher.accept_token(END))
 
 

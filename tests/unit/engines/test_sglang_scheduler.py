@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import xgrammar
 
 from workers.engines.sglang_scheduler import MOST_GRAMMARS, forget_grammars
 
@@ -12,6 +11,8 @@ class Backend:
     """As SGLang's: a cache of its own, and a compiler that has one."""
 
     def __init__(self, grammars: int) -> None:
+        import xgrammar
+
         tokenizer = xgrammar.TokenizerInfo([bytes([value]) for value in range(256)])
         self.cache = dict.fromkeys(range(grammars))
         self.grammar_compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
-import xgrammar
 
 from schemas.job import ChatPrompt, Job, Reasoning
 from schemas.message import ToolChoice, ToolSpec
 from schemas.sampling import Constraint, JsonSchema, OutputLimit, SamplingParams, StructuralTag
+from tests.fixtures.grammars import END, Allowed, byte_compiler, grammar_matcher
 from tests.unit.parsing.reading import calls, read, tool_parser
 from workers.constraint import effective_constraint
 from workers.parsing.harmony import BEFORE_FINAL
@@ -27,33 +29,25 @@ WEATHER = ToolSpec(
 CLOCK = ToolSpec(name="get_clock")
 TOOLS = (WEATHER, CLOCK)
 FORMATS = sorted({format: name for name, format in TOOL_FORMATS.items()}.values())
-END = 256
-_BYTES = xgrammar.TokenizerInfo(
-    [bytes([value]) for value in range(256)] + [b"<end>"], stop_token_ids=[END]
-)
-_COMPILER = xgrammar.GrammarCompiler(_BYTES)
 _VALUE = "Bern"
 _DSML = ("</｜DSML｜parameter>", "</｜DSML｜ parameter>")  # noqa: RUF001 - the model's own spelling
 _CLOSINGS = ('"', "<|end|>", "</parameter>", "</arg_value>", *_DSML)
 
 
-def matcher(constraint: Constraint | None) -> xgrammar.GrammarMatcher:
+def matcher(constraint: Constraint | None) -> Any:
     match constraint:
         case StructuralTag(spec=spec):
-            grammar = _COMPILER.compile_structural_tag(msgspec.json.encode(spec).decode())
+            grammar = byte_compiler().compile_structural_tag(msgspec.json.encode(spec).decode())
         case JsonSchema(schema=schema):
-            grammar = _COMPILER.compile_json_schema(schema, any_whitespace=False)
+            grammar = byte_compiler().compile_json_schema(schema, any_whitespace=False)
         case _:
             raise AssertionError(constraint)
-    return xgrammar.GrammarMatcher(grammar)
+    return grammar_matcher(grammar)
 
 
-def allowed(walk: xgrammar.GrammarMatcher) -> set[int]:
+def allowed(walk: Any) -> set[int]:
     """The bytes that may come next, and perhaps the end."""
-    mask = xgrammar.allocate_token_bitmask(1, END + 1)
-    walk.fill_next_token_bitmask(mask)
-    words = mask[0].tolist()
-    return {token for token in range(END + 1) if words[token // 32] >> (token % 32) & 1}
+    return set(Allowed().by(walk))
 
 
 def generated(constraint: Constraint | None, *, most: int = 600) -> str:
@@ -70,7 +64,7 @@ def generated(constraint: Constraint | None, *, most: int = 600) -> str:
     raise AssertionError(f"no end: {text!r}")
 
 
-def _next(walk: xgrammar.GrammarMatcher, text: bytes, following: set[int]) -> bytes:
+def _next(walk: Any, text: bytes, following: set[int]) -> bytes:
     if len(following) > 100:  # anything goes: a value, and then what closes it
         if not text.endswith(_VALUE.encode()):
             return _VALUE.encode()
