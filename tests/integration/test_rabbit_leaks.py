@@ -158,4 +158,4 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
             if (after := await at_broker(own_broker, model)) == before:
                 break
         assert after == before
-        assert after["messages"] == {}
+        assert not [queue for queue in after["messages"] if model in queue]
