@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Final
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, HeadersType
@@ -18,6 +19,9 @@ from schemas.transport.rabbit_connection import (
     Session,
     cancelled_by_nobody_else,
 )
+
+_USUAL: Final = "usual"
+_LARGE: Final = "large"
 
 LARGE_BYTES = 1 << 20
 """Bodies above this go one at a time over a channel of their own. A broker closes the channel on
@@ -45,14 +49,14 @@ class Publisher:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._channels: dict[bool, AbstractChannel] = {}
+        self._channels: dict[str, AbstractChannel] = {}
         self._opening = asyncio.Lock()
         self._large = asyncio.Lock()
         self._waiting: set[asyncio.Timeout] = set()
         session.tap.on_blocked = self._give_up_waiting
 
     async def open(self) -> None:
-        await self._channel(large=False)
+        await self._channel(_USUAL)
 
     async def publish(
         self,
@@ -65,9 +69,13 @@ class Publisher:
         correlation_id: str | None = None,
         reply_to: str | None = None,
         persistent: bool = True,
+        lane: str = _USUAL,
         content_type: str = "application/json",
     ) -> None:
         """Returns when the broker has taken the message.
+
+        Messages of another `lane` go over a channel of their own: a queue that does not answer
+        holds up all that is published after a message for it.
 
         Raises:
             Unroutable, Refused, TooLarge: It has not.
@@ -88,7 +96,7 @@ class Publisher:
             async with asyncio.timeout(timeout_s) as limit:
                 with self._until_blocked(limit), cancelled_by_nobody_else():
                     async with self._large if large else contextlib.nullcontext():
-                        channel = await self._channel(large=large)
+                        channel = await self._channel(_LARGE if large else lane)
                         target = await channel.get_exchange(exchange, ensure=False)
                         await target.publish(message, routing_key, mandatory=True)
         # The library's errors carry the whole message, so none of them is chained.
@@ -101,12 +109,12 @@ class Publisher:
         except BROKER_ERRORS as error:
             raise Unconfirmed(type(error).__name__) from None
 
-    async def _channel(self, *, large: bool) -> AbstractChannel:
+    async def _channel(self, lane: str) -> AbstractChannel:
         async with self._opening:
-            channel = self._channels.get(large)
+            channel = self._channels.get(lane)
             if channel is None or channel.is_closed:
                 channel = await self._session.channel(confirms=True, vital=False)
-                self._channels[large] = channel
+                self._channels[lane] = channel
             return channel
 
     @contextlib.contextmanager

@@ -123,6 +123,7 @@ class RabbitRecordQueue:
             body,
             timeout_s=_TIMEOUT_S,
             headers={} if reason is None else {topology.REASON_HEADER: reason},
+            lane="records",
         )
 
 

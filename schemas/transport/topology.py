@@ -42,8 +42,9 @@ USAGE_QUEUE: Final = "headrace.usage"
 USAGE_QUEUE_BYTES: Final = 1 << 30
 """Of records that nobody has kept yet; some millions. Above it further ones are refused."""
 
-NEVER_TOO_OFTEN: Final = 1_000_000
-"""A delivery limit: what could not be kept for a day is not set aside for that."""
+USAGE_DELIVERY_LIMIT: Final = 1_000_000
+"""Records come back with every batcher that dies over them, and are not set aside for that; newer
+brokers have a low limit of their own where none is given."""
 
 EXCHANGES: Final = (
     (JOBS_EXCHANGE, "direct"),
@@ -142,7 +143,7 @@ def usage_queue_arguments() -> dict[str, Any]:
         "x-queue-type": "quorum",
         "x-max-length-bytes": USAGE_QUEUE_BYTES,
         "x-overflow": "reject-publish",
-        "x-delivery-limit": NEVER_TOO_OFTEN,
+        "x-delivery-limit": USAGE_DELIVERY_LIMIT,
         "x-dead-letter-exchange": DEAD_EXCHANGE,
     }
 
