@@ -40,7 +40,7 @@ def rule_ids() -> set[str]:
 def proofs() -> Mapping[str, Sequence[str]]:
     """Rule id -> the tests that name it, as `path::function`."""
     found = defaultdict(list)
-    for path in sorted(TESTS.rglob("test_*.py")):
+    for path in sorted((*TESTS.rglob("test_*.py"), *TESTS.rglob("*_suite.py"))):
         for function, rule in _marked(ast.parse(path.read_text(encoding="utf-8"))):
             found[rule].append(f"{path.relative_to(TESTS.parent)}::{function}")
     return found
