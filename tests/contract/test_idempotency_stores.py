@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ingress.idempotency.key import KeyedRequest
 from ingress.idempotency.store import IdempotencyStore, KeyConflict, MemoryIdempotencyStore
 from ingress.stores import schema
 from ingress.stores.database import Database, open_database
 from ingress.stores.sql_idempotency import SqlIdempotency
+from ingress.stores.tables import idempotent_requests
 from tests.fixtures.postgres import Postgres
 from tests.fixtures.stack import until
 
@@ -23,13 +26,26 @@ ONE = KeyedRequest("ours", b"key", b"one")
 OTHER = KeyedRequest("ours", b"key", b"other")
 
 
+@pytest.fixture(scope="module")
+def tables(postgres: Postgres) -> Iterator[str]:
+    """A database that the tests fill in turn."""
+    url = postgres.new_database()
+    yield url
+    postgres.drop_database(url)
+
+
 async def two_of(url: str, exits: contextlib.AsyncExitStack) -> Sequence[IdempotencyStore]:
     databases: list[Database] = []
     for _ in range(2):
         databases.append(open_database(url))
         exits.push_async_callback(databases[-1].close)
     await schema.upgrade(databases[0])
+    await databases[0].write(_emptied)
     return [SqlIdempotency(database) for database in databases]
+
+
+async def _emptied(connection: AsyncConnection) -> None:
+    await connection.execute(sa.delete(idempotent_requests))
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
@@ -43,13 +59,7 @@ async def stores(
         elif request.param == "sqlite":
             yield await two_of(f"sqlite:///{tmp_path / 'headrace.db'}", exits)
         else:
-            postgres: Postgres = request.getfixturevalue("postgres")
-            url = postgres.new_database()
-            try:
-                async with contextlib.AsyncExitStack() as inner:
-                    yield await two_of(url, inner)
-            finally:
-                postgres.drop_database(url)
+            yield await two_of(request.getfixturevalue("tables"), exits)
 
 
 @pytest.mark.rule("idempotency.store.one-claims")

@@ -434,7 +434,7 @@ async def test_an_answer_that_is_too_long_to_be_joined() -> None:
 async def test_one_who_stops_reading_is_left_behind() -> None:
     words = ["x" * 5000] * 400
     script = Runs(words, 1)
-    limits = TimeLimits(write_s=0.3)
+    limits = TimeLimits(write_s=0.8)
     async with playing(script, limits=limits, answer_bytes=200_000) as (stack, http):
         stuck = RawClient(stack.url, receive_bytes=4096)
         body = request_body("chat", "Go.", stream=True)
