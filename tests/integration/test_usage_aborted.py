@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 import structlog
 
@@ -125,12 +127,12 @@ async def test_a_request_that_took_too_long_is_counted_so() -> None:
 
 
 @pytest.mark.rule("usage.aborted", "usage.shutdown")
-async def test_a_process_that_ends_waits_for_it() -> None:
-    engine = Late(ends=False)
+async def test_a_process_that_ends_waits_for_it(tmp_path: Path) -> None:
+    engine, log = Late(ends=False), tmp_path / "usage.jsonl"
     with structlog.testing.capture_logs() as lines:
         async with (
             httpx.AsyncClient() as http,
-            memory_stack(engine, limits=TimeLimits(last_figure_s=0.2)) as stack,
+            memory_stack(engine, limits=TimeLimits(last_figure_s=0.2), usage_log=log) as stack,
         ):
             asking = asyncio.create_task(
                 http.post(stack.url + path_of("chat"), json=request_body("chat", "Go on."))
@@ -142,6 +144,7 @@ async def test_a_process_that_ends_waits_for_it() -> None:
     line = completed(lines)
     assert line["code"] == "server_shutting_down"
     assert line["output_tokens"] == engine.generated == SAID + LATE
+    assert orjson.loads(log.read_bytes())["output_tokens"] == SAID + LATE
 
 
 @pytest.mark.rule("usage.aborted")
