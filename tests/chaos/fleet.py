@@ -28,7 +28,7 @@ import psutil
 
 from tests import tiny_model as tiny
 from tests.chaos.plan import Injury, Victim
-from tests.fixtures.broker import BrokerNode
+from tests.fixtures.broker import BrokerNode, started_node
 from tests.fixtures.ports import free_port
 from tests.secrets import search
 from workers.supervisor import die_with_parent
@@ -276,6 +276,7 @@ class Fleet:
         pods: int,
         concurrency: int,
         home: Path,
+        broker: BrokerNode,
         batchers: int = 0,
     ) -> None:
         self.engine = engine
@@ -283,8 +284,8 @@ class Fleet:
         self.blobs = home / "blobs"
         self.blobs.mkdir(exist_ok=True)
         self.model = f"chaos-{engine}"
-        self.broker = BrokerNode()
-        self.broker_up = False
+        self.broker = broker
+        self.broker_up = True
         self.journal = Journal()
         self.blows: list[Blow] = []
         self.urls: dict[str, str] = {}
@@ -338,8 +339,6 @@ class Fleet:
         return [unit for unit in self.workers if unit.ready]
 
     async def start(self) -> None:
-        await asyncio.to_thread(self.broker.start)
-        self.broker_up = True
         for unit in self.units:
             unit.start()
         self._watching = asyncio.create_task(self._watch())
@@ -466,6 +465,7 @@ async def running_fleet(
         pods=pods,
         concurrency=concurrency,
         home=home,
+        broker=await asyncio.to_thread(started_node),
         batchers=batchers,
     )
     try:
