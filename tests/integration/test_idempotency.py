@@ -48,7 +48,6 @@ class Pods:
         await self._exits.enter_async_context(run_worker(engine, source))
         self.store = await self._opened()
         for _ in range(2):
-            self.leaving.append(await self._exits.enter_async_context(AsyncExitStack()))
             dispatcher = self._memory.dispatcher()
             self._exits.push_async_callback(dispatcher.close)
             serving = serve_pod(
@@ -58,6 +57,7 @@ class Pods:
                 model=MODEL,
                 idempotency=IdempotencySettings(look_s=0.01, **idempotency),
             )
+            self.leaving.append(await self._exits.enter_async_context(AsyncExitStack()))
             self.pods.append(await self.leaving[-1].enter_async_context(serving))
             await until(self.pods[-1].services.dispatcher.workers)
 
