@@ -117,6 +117,7 @@ def test_the_example_account_is_accepted(tmp_path: Path) -> None:
         "docs/accounts.md",
         "docs/batch.md",
         "docs/configuration.md",
+        "docs/idempotency.md",
         "docs/profiles.md",
         "docs/decisions.md",
     ],
