@@ -25,7 +25,7 @@ from tests.chaos.trial import READY_LIMIT_S, Progress, Settings
 
 _WEIGHTS: Mapping[Victim, float] = {"batcher": 4, "worker": 3, "ingress": 2, "broker": 0.4}
 _BATCHERS = 2
-_MOVING_S = 1.5
+_MOVING_S = 6.0
 """Lines that lost a worker get a moment on another before that is killed: one that loses two in a
 row is taken for what kills them, and rightly ends."""
 
