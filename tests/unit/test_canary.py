@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json  # noqa: TID251 - with its escapes, as other programs write
 from pathlib import Path
 from urllib.parse import quote
@@ -32,6 +33,7 @@ SECRET = canary("prompt")
         "".join(f"\\u{ord(letter):04x}" for letter in SECRET).encode(),
         quote(SECRET).encode(),
     ],
+    ids=itertools.count(),  # it is another in each process of a run, and no name of a test may be
 )
 def test_it_is_found_in_every_form(tmp_path: Path, written: bytes) -> None:
     (tmp_path / "deep").mkdir()
