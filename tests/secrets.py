@@ -21,7 +21,7 @@ SHAPES = {
     "a bearer token": rb"(?i:\bbearer)\s+[0-9A-Za-z._~+/-]{4,}",
     "a token of three parts": rb"\beyJ[0-9A-Za-z_-]{8,}\.eyJ[0-9A-Za-z_-]{8,}",
     "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a URL with a password": rb"://[^\s/:@\"'<>]+:[^\s/@\"'<>]+@",
+    "a URL with a password": rb"://(?!user:password@)[^\s/:@\"'<>]+:[^\s/@\"'<>]+@",
     "a named secret": rb"(?i:password|passwd|secret|api[-_]?key)[\"']?\s*[:=]\s*[\"']?\w{6,}",
     "an image or another file": rb"\bdata:[a-z]+/[a-z.+-]+;base64,|[0-9A-Za-z+/]{300,}",
     "a body": rb"\\?\"(?:content|messages|prompt|input|instructions|arguments|delta)\\?\"\s*:",
