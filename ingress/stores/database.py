@@ -16,7 +16,7 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -75,7 +75,8 @@ class Database:
             work: May run more than once.
             repeatable: Whether the transaction may take place twice.
         """
-        return await self._retried(work, self._transaction, repeatable=repeatable)
+        writing = self._retried(work, self._transaction, repeatable=repeatable)
+        return await (_to_its_end(writing) if self.is_sqlite else writing)
 
     async def rebuild(self, work: Work[T]) -> T:
         """Run one transaction that may replace tables.
@@ -168,6 +169,22 @@ class Database:
                     yield connection
             finally:
                 await driver.executescript("PRAGMA foreign_keys = ON")
+
+
+async def _to_its_end(writing: Coroutine[Any, Any, T]) -> T:
+    """What `writing` returns. It ends also when whoever waits for it is cancelled.
+
+    A connection that is left in the middle of a transaction is closed at some later time, and until
+    then an SQLite database is locked.
+    """
+    task = asyncio.create_task(writing)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        raise
 
 
 def open_database(url: str, *, busy_timeout_s: float = _BUSY_TIMEOUT_S) -> Database:

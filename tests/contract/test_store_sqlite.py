@@ -119,6 +119,21 @@ async def test_a_file_that_somebody_has_locked_can_be_read_and_later_written(
     await store.close()
 
 
+async def test_a_write_that_is_given_up_leaves_no_lock(opener: Opener, path: Path) -> None:
+    store = await opener()
+    batch = await claimed(store)
+    for pause in range(40):
+        group = [a_result(100 * pause + line) for line in range(100)]
+        writing = asyncio.create_task(store.commit(batch.batch_id, "owner", group))
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait({writing})
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+
+
 async def test_a_full_disk_is_told_and_loses_nothing(opener: Opener) -> None:
     store = await opener()
     batch = await claimed(store)
