@@ -66,7 +66,7 @@ class Database:
 
     async def read(self, work: Work[T]) -> T:
         """Run statements that change nothing, each of which sees what is committed by then."""
-        return await self._retried(work, self._reading, repeatable=True)
+        return await self._whole(self._retried(work, self._reading, repeatable=True))
 
     async def write(self, work: Work[T], *, repeatable: bool = False) -> T:
         """Run one transaction.
@@ -75,8 +75,7 @@ class Database:
             work: May run more than once.
             repeatable: Whether the transaction may take place twice.
         """
-        writing = self._retried(work, self._transaction, repeatable=repeatable)
-        return await (_to_its_end(writing) if self.is_sqlite else writing)
+        return await self._whole(self._retried(work, self._transaction, repeatable=repeatable))
 
     async def rebuild(self, work: Work[T]) -> T:
         """Run one transaction that may replace tables.
@@ -84,30 +83,37 @@ class Database:
         SQLite alters most of a table by making another and dropping the first. With foreign keys
         on, the rows of other tables that belong to its rows would go with it.
         """
-        return await self._retried(work, self._rebuilding, repeatable=False)
+        return await self._whole(self._retried(work, self._rebuilding, repeatable=False))
 
     async def give_room_back(self) -> None:
         """Return what was deleted to the file system, as far as the database does not by itself."""
         if self._writing is None:
             return
-        before = None
+        left: int | None = None
         # In small parts, so that nobody waits long to write. What fails is only delayed: the room
         # is used again, or given back next time.
         with contextlib.suppress(SQLAlchemyError, sqlite3.Error):
-            while True:
-                async with self._writing, self._reading() as connection:
-                    pages = await connection.exec_driver_sql("PRAGMA freelist_count")
-                    free: int = pages.scalar_one()
-                    if free == 0 or (before is not None and free >= before):
-                        return  # all is, or the file was not made by us and cannot shrink
-                    before = free
-                    driver = (await connection.get_raw_connection()).driver_connection
-                    assert driver is not None
-                    # Only a script is run to its end: each step of this statement frees one page.
-                    await driver.executescript(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})")
+            while left != 0:
+                before, left = left, await _to_its_end(self._give_some_back(self._writing))
+                if before is not None and left >= before:
+                    return  # the file was not made by us and cannot shrink
+
+    async def _give_some_back(self, writing: asyncio.Semaphore) -> int:
+        """Shrink the file a little; returns how many pages were free before."""
+        async with writing, self._reading() as connection:
+            free: int = (await connection.exec_driver_sql("PRAGMA freelist_count")).scalar_one()
+            if free:
+                driver = (await connection.get_raw_connection()).driver_connection
+                assert driver is not None
+                # Only a script is run to its end: each step of this statement frees one page.
+                await driver.executescript(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})")
+            return free
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+    async def _whole(self, running: Coroutine[Any, Any, T]) -> T:
+        return await (_to_its_end(running) if self.is_sqlite else running)
 
     async def _retried(
         self,
@@ -171,13 +177,13 @@ class Database:
                 await driver.executescript("PRAGMA foreign_keys = ON")
 
 
-async def _to_its_end(writing: Coroutine[Any, Any, T]) -> T:
-    """What `writing` returns. It ends also when whoever waits for it is cancelled.
+async def _to_its_end(running: Coroutine[Any, Any, T]) -> T:
+    """What `running` returns. It ends also when whoever waits for it is cancelled.
 
-    A connection that is left in the middle of a transaction is closed at some later time, and until
-    then an SQLite database is locked.
+    An SQLite connection that is left in the middle of something is closed by the driver at some
+    later time: until then the database may be locked, and if the loop ends first, it never does.
     """
-    task = asyncio.create_task(writing)
+    task = asyncio.create_task(running)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
