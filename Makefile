@@ -18,8 +18,8 @@ endif
 BIN := $(VENV)/bin
 PACKAGES := schemas ingress workers
 ARGS ?=
-# One more than there are processors, for many tests wait; four are as good as any number.
-TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
+# Two more than there are processors, for many tests wait; four are as good as any number.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 2))')
 
 .PHONY: help up test test-clients chaos soak lint format lock clean python
 .DEFAULT_GOAL := help

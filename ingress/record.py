@@ -71,6 +71,8 @@ class RequestRecord:
         self._slot.release()
         self._reservation.leave()
         services.metrics.in_flight.set(services.admission.in_flight)
+        if error is not None and error.kind is ErrorKind.OVERLOADED and status != 200:
+            services.metrics.refusals.labels(generation.job.model, error.code).inc()
         duration_s = time.monotonic() - self._began
         await generation.cancel()
         if generation.is_final:
@@ -96,8 +98,6 @@ class RequestRecord:
         ttft_s = generation.ttft_s
         outcome = outcome_of(error)
         metrics = services.metrics
-        if error is not None and error.kind is ErrorKind.OVERLOADED and status != 200:
-            metrics.refusals.labels(job.model, error.code).inc()
         metrics.requests.labels(self._dialect.name, job.model, outcome, str(status)).inc()
         metrics.duration.labels(self._dialect.name, job.model).observe(duration_s)
         if ttft_s is not None:

@@ -113,7 +113,7 @@ async def test_a_command_leaves_nothing_but_its_results(tmp_path: Path) -> None:
     share = tmp_path / "share"
     env = {"XDG_DATA_HOME": str(share), "HEADRACE_DATA": ""}
     command = ("batch", "run", str(file), "--engine", "scripted", "-o", "-")
-    async with headrace(*command, log=tmp_path / "log", env=env) as process:
+    async with headrace(*command, log=tmp_path / "log", env=env, answers=True) as process:
         assert await process.process.wait() == 0, process.output()
     output = process.output()
     assert "completed: 1 of 1 requests succeeded" in output
