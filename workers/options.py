@@ -66,7 +66,7 @@ engine_options = stacked(
         "--batch-share",
         env="BATCH_SHARE",
         type=click.FloatRange(0, 1),
-        default=1.0,
+        default=0.5,
         help="Part of them that batch work may have while any live request runs.",
     ),
     option(

@@ -49,7 +49,7 @@ class WorkerSettings(BaseModel):
     served_id: str
     engine: EngineName = "sglang"
     concurrency: int = Field(default=32, ge=1)
-    batch_share: float = Field(default=1.0, ge=0, le=1)
+    batch_share: float = Field(default=0.5, ge=0, le=1)
     batch_floor: int = Field(default=0, ge=0)
     engine_args: dict[str, Any] = {}
     upstream_url: str | None = None
