@@ -325,12 +325,16 @@ async def _unharmed(made: Trial) -> None:
 
 
 async def _idle(made: Trial) -> leaks.Held:
-    """What is held once nobody works any more."""
+    """What is held once nobody works any more, and the broker's counts have followed."""
     made.progress.stage("idle")
     async with asyncio.timeout(60):
-        while not await leaks.quiet(made.fleet):
-            await asyncio.sleep(0.5)
-    return await leaks.look(made.fleet)
+        while True:
+            while not await leaks.quiet(made.fleet):
+                await asyncio.sleep(0.5)
+            held = await leaks.look(made.fleet)
+            if not any(held.messages.values()):
+                return held
+            await asyncio.sleep(0.1)
 
 
 def _counts(counts: Mapping[Any, int]) -> str:
