@@ -67,7 +67,6 @@ async def count_tokens(request: Request, dialect: CountingDialect, services: Ser
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     terms = principal.terms
-    terms.require_enabled()
     body = await read_json(
         request,
         max_bytes=settings.max_body_bytes,

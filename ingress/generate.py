@@ -47,7 +47,6 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     terms = principal.terms
-    terms.require_enabled()
     await services.limiter.require_credit(terms)
     body = await read_json(
         request,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from ingress.stores.base import StoreUnavailable
+from ingress.stores.database import open_database
 from ingress.stores.sql import SqlStore
 from ingress.stores.sql_usage import SqlUsage
 from ingress.usage.keeper import Keeper, keeping
@@ -201,18 +202,11 @@ async def _has(store: SqlStore, count: int) -> bool:
 
 @pytest.mark.rule("usage.kept-once-over-broker")
 async def test_what_was_not_kept_comes_again_and_what_makes_no_sense_is_set_aside(
-    own_broker: BrokerNode, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    own_broker: BrokerNode, store: SqlStore, tmp_path: Path
 ) -> None:
-    away = asyncio.Event()
-    add = SqlUsage.add
-
-    async def failing(self: SqlUsage, records: Sequence[UsageRecord]) -> int:
-        if not away.is_set():
-            away.set()
-            raise StoreUnavailable("away")
-        return await add(self, records)
-
-    monkeypatch.setattr(SqlUsage, "add", failing)
+    path = tmp_path / "headrace.db"
+    impatient = SqlStore(open_database(f"sqlite:///{path}", busy_timeout_s=0.1))
+    other = sqlite3.connect(path, isolation_level=None)
     dispatcher = await RabbitDispatcher.connect(own_broker.url, name="ingress")
     try:
         records = [a_record(number, model="m") for number in range(5)]
@@ -225,10 +219,14 @@ async def test_what_was_not_kept_comes_again_and_what_makes_no_sense_is_set_asid
         for body in senseless:
             await dispatcher.records.put(body)
         await dispatcher.records.put(encode_records(records[2:]))
-        async with kept(own_broker.url, store):
-            await until(lambda: _has(store, 5))
-            assert away.is_set()
-            await until(lambda: _ready(own_broker, topology.USAGE_QUEUE, 0))
+        other.execute("BEGIN IMMEDIATE")  # now nobody else can write
+        with structlog.testing.capture_logs() as lines:
+            async with kept(own_broker.url, impatient):
+                await until(lambda: any(line["event"] == "batch.store_away" for line in lines))
+                assert await records_in(store) == []
+                other.execute("COMMIT")
+                await until(lambda: _has(store, 5))
+                await until(lambda: _ready(own_broker, topology.USAGE_QUEUE, 0))
         assert await records_in(store) == records[::-1]
         await until(lambda: _ready(own_broker, topology.DEAD_QUEUE, len(senseless)))
 
@@ -241,6 +239,8 @@ async def test_what_was_not_kept_comes_again_and_what_makes_no_sense_is_set_asid
         async with kept(own_broker.url, store):
             await until(lambda: _has(store, 6))
     finally:
+        other.close()
+        await impatient.close()
         await dispatcher.close()
         await asyncio.to_thread(own_broker.ctl, "purge_queue", topology.DEAD_QUEUE)
 

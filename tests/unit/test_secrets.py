@@ -39,7 +39,7 @@ def test_what_the_service_says_is_none(tmp_path: Path) -> None:
     log.write_text(
         '{"request_id":"wafer_5f0c","job_id":"' + "0f" * 16 + '","input_tokens":12,"stream":true}\n'
         '{"connection":"ingress","reason":"amqp://127.0.0.1:5672/: refused"}\n'
-        '{"frames":["/work/ingress/app.py:12 build"],"event":"request.crashed"}\n'
+        '{"frames":["ingress/app.py:12 build"],"event":"request.crashed"}\n'
         "  curl -sS http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\": []}'\n"
     )
     assert list(secrets.search([log])) == []
