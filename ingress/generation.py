@@ -201,6 +201,11 @@ class Generation:
         """Seconds until a worker accepted it, if one did."""
         return None if self.accepted_at is None else self.accepted_at - self._began_at
 
+    @property
+    def queued_for_s(self) -> float:
+        """Seconds since it last began to wait for a worker."""
+        return self._loop.time() - self._queued_at
+
     async def start(self) -> None:
         """Complete the Job and hand it over.
 

@@ -14,6 +14,7 @@ import structlog
 from ingress.admission import Slot
 from ingress.answer import Answer
 from ingress.auth import Principal
+from ingress.console.activity import Live
 from ingress.dialects.base import Dialect
 from ingress.generation import Generation, outcome_of
 from ingress.limits.limiter import Reservation
@@ -57,6 +58,14 @@ class RequestRecord:
         self._began = time.monotonic()
         self._began_at = time.time()
         self.answer: Answer | None = None
+        self._live = Live(
+            generation,
+            dialect=dialect.name,
+            account=principal.account if services.authenticator.required else None,
+            stream=stream,
+            began_at=self._began_at,
+        )
+        services.activity.begin(self._live)
 
     def refine(self, error: ErrorInfo) -> ErrorInfo:
         """An error that says when to try again, as far as that can be measured."""
@@ -73,6 +82,15 @@ class RequestRecord:
         services.metrics.in_flight.set(services.admission.in_flight)
         if error is not None and error.kind is ErrorKind.OVERLOADED and status != 200:
             services.metrics.refusals.labels(generation.job.model, error.code).inc()
+        if error is not None:
+            services.activity.failed(
+                error.code,
+                status if status != 200 else error.status,
+                request_id=generation.job.request_id,
+                dialect=self._dialect.name,
+                model=generation.job.model,
+                account=self._live.account,
+            )
         duration_s = time.monotonic() - self._began
         await generation.cancel()
         if generation.is_final:
@@ -90,6 +108,7 @@ class RequestRecord:
 
     def _write(self, status: int, error: ErrorInfo | None, duration_s: float) -> None:
         services, generation, job = self._services, self._generation, self._generation.job
+        services.activity.end(self._live)
         usage = generation.usage
         microcents = cost_microcents(usage, self._card.pricing)
         self._reservation.settle(usage, microcents)

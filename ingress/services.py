@@ -12,6 +12,7 @@ from ingress.admission import Admission
 from ingress.auth import Authenticator, Principal
 from ingress.backlog import Backlog
 from ingress.catalog import Catalog
+from ingress.console.activity import Activity
 from ingress.dialects.profile import PROFILES, Profile
 from ingress.idempotency.kept import KeptAnswers
 from ingress.idempotency.requests import KeyedRequests
@@ -25,6 +26,7 @@ from ingress.usage.metering import Metering
 from schemas.blobs.base import BlobStore
 from schemas.model_card import ModelCard
 from schemas.transport.base import Dispatcher
+from schemas.transport.pods import Pods
 
 
 class UnderWay(Protocol):
@@ -47,6 +49,8 @@ class Services:
         accounts: Where accounts are kept; None where there are only those of the configuration.
         limiter: What accounts may use.
         usage: Where records of requests go.
+        activity: The requests of this process, for a console.
+        pods: The other processes; None where there are none.
         keyed_requests: Those with an `Idempotency-Key`.
         answers: The answers and transfers under way, for shutting down.
     """
@@ -66,6 +70,7 @@ class Services:
         limiter: Limiter | None = None,
         usage: Metering | None = None,
         idempotency: IdempotencyStore | None = None,
+        pods: Pods | None = None,
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -79,6 +84,8 @@ class Services:
         self.media = media
         self.limiter = limiter or NoLimits()
         self.usage = usage or Metering()
+        self.activity = Activity()
+        self.pods = pods
         self.admission = Admission(
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
         )

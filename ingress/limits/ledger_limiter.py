@@ -25,7 +25,7 @@ import structlog
 from ingress.accounts.account import Account
 from ingress.limits.book import Asking, Book
 from ingress.limits.ledger import Ledger, MemoryLedger
-from ingress.limits.limiter import NOTHING, Demand, Reservation
+from ingress.limits.limiter import NOTHING, Demand, Reservation, Seen
 from ingress.limits.refusals import refusal, used_up
 from ingress.limits.standing import Standing
 from ingress.limits.state import Ask, Level, Outcome, Turn, Verdict, Window
@@ -155,6 +155,14 @@ class LedgerLimiter:
             book = self._book(account)
             book.charge(microcents)
             self.wake(book, soon=False)
+
+    def seen(self) -> Sequence[Seen]:
+        now = self._now()
+        return [
+            Seen(book.account_id, book.limits, book.state, now)
+            for book in self._books.values()
+            if book.state is not None
+        ]
 
     async def _judged(self, book: Book, ask: Ask) -> tuple[Verdict, float]:
         limits = book.limits

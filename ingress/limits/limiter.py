@@ -7,12 +7,13 @@ whatever is in flight anywhere. A reservation is settled exactly once, or given 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from ingress.accounts.account import Account
+from ingress.accounts.account import Account, Limits
 from ingress.limits.standing import Standing
+from ingress.limits.state import AccountState
 from schemas.delta import Usage
 
 
@@ -51,6 +52,19 @@ class Reservation(Protocol):
         ...
 
 
+class Seen(NamedTuple):
+    """An account with limits, as a process saw it last.
+
+    Attributes:
+        now: Unix seconds, by the clock that judges.
+    """
+
+    account_id: str
+    limits: Limits
+    state: AccountState
+    now: float
+
+
 class Limiter(Protocol):
     """Knows what accounts use."""
 
@@ -85,6 +99,10 @@ class Limiter(Protocol):
 
         Limits by the minute are about live requests, and know nothing of it.
         """
+        ...
+
+    def seen(self) -> Sequence[Seen]:
+        """The accounts that this process has asked for."""
         ...
 
     async def close(self) -> None:
@@ -125,6 +143,9 @@ class NoLimits:
 
     def charge(self, account: Account, usage: Usage, microcents: int) -> None:
         del account, usage, microcents
+
+    def seen(self) -> Sequence[Seen]:
+        return ()
 
     async def close(self) -> None:
         pass
