@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 from ingress.accounts.directory import AccountDirectory, configured
 from ingress.accounts.store import AccountStore
 from ingress.catalog import Catalog
+from ingress.console.events import watching
+from ingress.console.status import Process
 from ingress.errors import install_error_handlers
 from ingress.idempotency.store import IdempotencyStore
 from ingress.limits.ledger import MemoryLedger
@@ -23,6 +25,7 @@ from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware
 from ingress.routes.admin import admin_routes
 from ingress.routes.batches import batch_routes
+from ingress.routes.console import console_routes
 from ingress.routes.documentation import documentation_routes
 from ingress.routes.files import file_routes
 from ingress.routes.health import health_routes
@@ -38,6 +41,7 @@ from ingress.usage.metrics import UsageMetrics
 from ingress.usage.store import UsageStore
 from schemas.blobs.base import BlobStore
 from schemas.transport.base import Dispatcher, RecordQueue
+from schemas.transport.pods import Pods
 
 if TYPE_CHECKING:
     from ingress.stores.database import Database
@@ -52,6 +56,7 @@ def build_services(
     blobs: BlobStore | None = None,
     accounts: AccountStore | None = None,
     idempotency: IdempotencyStore | None = None,
+    pods: Pods | None = None,
 ) -> Services:
     """Everything a request needs; `media` is made from the settings unless it is given.
 
@@ -73,6 +78,7 @@ def build_services(
         store=store,
         blobs=blobs,
         idempotency=idempotency,
+        pods=pods,
     )
 
 
@@ -86,11 +92,14 @@ async def opened_services(
     blobs: BlobStore | None = None,
     database: Database | None = None,
     records: RecordQueue | None = None,
+    pods: Pods | None = None,
+    process: Process = "ingress",
 ) -> AsyncIterator[Services]:
     """Everything a request needs, and what goes on beside requests while the block runs.
 
     In `database` are accounts, what they use, and records of usage; it stays the caller's. Records
-    come there by way of `records`, where others keep what is in it.
+    come there by way of `records`, where others keep what is in it. `pods` are the processes that
+    this one tells how it stands, as what it is.
     """
     services = build_services(
         settings,
@@ -100,6 +109,7 @@ async def opened_services(
         blobs=blobs,
         accounts=account_store(database),
         idempotency=_idempotency_store(database),
+        pods=pods,
     )
     services.limiter = limiter = _limiter(settings, services.metrics, database)
     services.usage = Metering.open(
@@ -109,7 +119,11 @@ async def opened_services(
         log=settings.usage_log,
     )
     try:
-        async with services.directory.following(), services.keyed_requests.upkeep():
+        async with (
+            services.directory.following(),
+            services.keyed_requests.upkeep(),
+            watching(services, process),
+        ):
             yield services
     finally:
         await services.settled()
@@ -168,7 +182,7 @@ def build_app(services: Services) -> ASGIApp:
     """The ASGI app over these services."""
     # The framework's own description is left out: it cannot know what the dialects take.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    install_error_handlers(app)
+    install_error_handlers(app, services.activity)
     app.include_router(inference_routes(services))
     app.include_router(model_routes(services))
     app.include_router(usage_routes(services))
@@ -176,6 +190,7 @@ def build_app(services: Services) -> ASGIApp:
     app.include_router(batch_routes(services))
     app.include_router(message_batch_routes(services))
     app.include_router(admin_routes(services))
+    app.include_router(console_routes(services))
     app.include_router(health_routes(services))
     app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.

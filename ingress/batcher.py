@@ -157,6 +157,8 @@ async def _serve(
                 store=store,
                 blobs=blobs,
                 database=store.database if store else None,
+                pods=dispatcher.pods,
+                process="batcher",
             ) as services:
                 batcher = Batcher(services, batcher_settings, metrics)
                 assert services.usage.store is not None

@@ -14,6 +14,7 @@ from ingress.accounts.directory import AccountDirectory, configured
 from ingress.accounts.keys import digest_of
 from ingress.app import build_app, opened_services
 from ingress.config import Config, ConfigError, load_config
+from ingress.console.door import is_loopback
 from ingress.idempotency.settings import IdempotencySettings
 from ingress.options import database_option, opened_store, usage_log_option
 from ingress.server import Server
@@ -27,8 +28,7 @@ from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
 log = structlog.get_logger()
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_LEAST_ADMIN_KEY = 16
+_LEAST_KEY = 16
 
 
 def _web_url(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
@@ -47,11 +47,9 @@ def _keys(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tup
     return values
 
 
-def _admin_key(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and (len(value) < _LEAST_ADMIN_KEY or len(value.split()) != 1):
-        raise click.BadParameter(
-            f"it has at least {_LEAST_ADMIN_KEY} characters, and no white space"
-        )
+def _strong_key(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is not None and (len(value) < _LEAST_KEY or len(value.split()) != 1):
+        raise click.BadParameter(f"it has at least {_LEAST_KEY} characters, and no white space")
     return value
 
 
@@ -76,9 +74,17 @@ ingress_options = stacked(
     option(
         "--admin-key",
         env="ADMIN_KEY",
-        callback=_admin_key,
+        callback=_strong_key,
         help="Key for /admin/v1, where accounts and their keys are changed. Give it by its "
         "variable. Default: none, and nothing is there.",
+    ),
+    option(
+        "--console-key",
+        env="CONSOLE_KEY",
+        callback=_strong_key,
+        help="Key for /console, which shows models, workers, queues and requests. Give it by its "
+        "variable. Default: none; then it is there only for people on this machine, and only if "
+        "--host is a loopback address.",
     ),
     option(
         "--profile",
@@ -216,7 +222,7 @@ def ingress_settings(values: dict[str, Any], *, database: bool = False) -> Ingre
     if idempotency.keep_answers and not database:
         raise click.UsageError("--keep-answers needs a database, which knows when to delete them.")
     names = (
-        *("host", "port", "api_keys", "admin_key", "grace_s"),
+        *("host", "port", "api_keys", "admin_key", "console_key", "grace_s"),
         *("max_concurrent", "max_queued", "max_queued_tokens", "public_url", "usage_log"),
     )
     settings = IngressSettings(
@@ -232,6 +238,11 @@ def ingress_settings(values: dict[str, Any], *, database: bool = False) -> Ingre
     directory = AccountDirectory(configured(config, settings.api_keys))
     if settings.admin_key is not None and directory.find(digest_of(settings.admin_key.encode())):
         raise click.UsageError("The admin key must not be a client's key too.")
+    if settings.console_key is not None and (
+        settings.console_key == settings.admin_key
+        or directory.find(digest_of(settings.console_key.encode()))
+    ):
+        raise click.UsageError("The console's key must not be the admin key or a client's too.")
     if not database:
         require_closed(settings, directory)
     return settings
@@ -243,7 +254,7 @@ def require_closed(settings: IngressSettings, directory: AccountDirectory) -> No
     Raises:
         click.UsageError: Everybody could.
     """
-    if not directory.required and settings.host not in _LOOPBACK:
+    if not directory.required and not is_loopback(settings.host):
         raise click.UsageError(
             f"--host {settings.host} can be reached from outside; give at least one --api-key, or "
             "make an account: headrace accounts create --help."
@@ -323,6 +334,7 @@ async def _serve(
                 blobs=blobs,
                 database=store.database if store else None,
                 records=dispatcher.records if store else None,
+                pods=dispatcher.pods,
             ) as services,
         ):
             require_closed(settings, services.directory)

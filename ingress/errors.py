@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingress.console.activity import Activity
 from ingress.dialects.base import Dialect
 from ingress.dialects.registry import DIALECTS
 from ingress.limits.refusals import Refused
@@ -103,6 +104,14 @@ def _respond(request: Request, error: ServingError) -> Response:
         standing = dialect.limit_headers(error.standings)
         headers = [(name.decode(), value.decode()) for name, value in standing]
         info = msgspec.structs.replace(info, headers=(*info.headers, *headers))
+    if request.url.path.startswith("/v1/"):
+        request.app.state.activity.failed(
+            info.code,
+            dialect.error_status(info),
+            request_id=request.state.request_id,
+            dialect=dialect.name,
+            account=getattr(request.state, "account", None),
+        )
     return error_response(dialect, info, request.state.request_id)
 
 
@@ -135,8 +144,9 @@ async def _on_unexpected(request: Request, error: Exception) -> Response:
     return _respond(request, InternalError("Something went wrong in the server."))
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """From now on every error of `app` is rendered by a dialect."""
+def install_error_handlers(app: FastAPI, activity: Activity) -> None:
+    """From now on every error of `app` is rendered by a dialect, and `activity` is told."""
+    app.state.activity = activity
     app.add_exception_handler(ServingError, _on_serving_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_unexpected)

@@ -47,6 +47,8 @@ async def generate(request: Request, dialect: Dialect, services: Services) -> Re
     check_length(request, max_bytes=settings.max_body_bytes)
     principal = services.authenticator.authenticate(request.scope["headers"])
     terms = principal.terms
+    if services.authenticator.required:
+        request.state.account = principal.account  # for who is told of errors
     await services.limiter.require_credit(terms)
     body = await read_json(
         request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ingress.accounts.directory import AccountDirectory
 from ingress.accounts.store import AccountStore
@@ -27,6 +27,9 @@ from schemas.blobs.base import BlobStore
 from schemas.model_card import ModelCard
 from schemas.transport.base import Dispatcher
 from schemas.transport.pods import Pods
+
+if TYPE_CHECKING:
+    from ingress.console.events import Watch
 
 
 class UnderWay(Protocol):
@@ -51,6 +54,7 @@ class Services:
         usage: Where records of requests go.
         activity: The requests of this process, for a console.
         pods: The other processes; None where there are none.
+        watch: What a console shows; None where nobody may look.
         keyed_requests: Those with an `Idempotency-Key`.
         answers: The answers and transfers under way, for shutting down.
     """
@@ -86,6 +90,7 @@ class Services:
         self.usage = usage or Metering()
         self.activity = Activity()
         self.pods = pods
+        self.watch: Watch | None = None
         self.admission = Admission(
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
         )

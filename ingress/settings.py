@@ -115,6 +115,7 @@ class IngressSettings(BaseModel):
         config: What the configuration file says.
         api_keys: Accepted keys beside those of the file.
         admin_key: Of those who change accounts; None for nobody.
+        console_key: Of those who may look at the console; None: only who is on this machine.
         max_body_bytes: Bodies of this size and above are refused.
         max_file_bytes: Files may have this size.
         max_batch_body_bytes: Bodies of message batches of this size and above are refused.
@@ -137,6 +138,7 @@ class IngressSettings(BaseModel):
     config: Config = Config()
     api_keys: tuple[str, ...] = Field(default=(), repr=False)
     admin_key: str | None = Field(default=None, repr=False)
+    console_key: str | None = Field(default=None, repr=False)
     profile: ProfileName = "wafer"
     max_body_bytes: int = Field(default=50_000_000, gt=0)
     max_file_bytes: int = Field(default=512_000_000, gt=0)

@@ -27,6 +27,7 @@ from ingress.batch.lines import InputLine
 from ingress.batch.patience import Pauses
 from ingress.batch.settings import BatcherSettings
 from ingress.batch.tried import Tried
+from ingress.console.activity import Live
 from ingress.dialects.base import Dialect, DialectRequest, Encoder, JobContext, Stamp
 from ingress.dialects.profile import PROFILES
 from ingress.errors import encodable
@@ -161,13 +162,14 @@ class LineRunner:
         Raises:
             ServingError: None does.
         """
-        tries = 0
+        tries, services = 0, self._services
         pauses = Pauses(self._settings.retry_first_s, _LONGEST_PAUSE_S)
         while True:
             generation, encoder = self._generation(request, card)
             tried.generation = generation
             try:
-                await complete(generation, encoder)
+                with services.activity.following(self._live(generation)):
+                    await complete(generation, encoder)
                 return encoder.body(), generation.usage
             except ServingError as error:
                 info = error.info()
@@ -189,6 +191,15 @@ class LineRunner:
             await pauses.pause()
             while not self._capacity.open(card):
                 await pauses.pause()
+
+    def _live(self, generation: Generation) -> Live:
+        return Live(
+            generation,
+            dialect=self._dialect.name,
+            account=self._batch.account if self._services.authenticator.required else None,
+            stream=False,
+            began_at=self._clock(),
+        )
 
     def _generation(self, request: Request, card: ModelCard) -> tuple[Generation, Encoder]:
         """A Job of its own for every try: a stray message of an earlier one must fit nowhere."""

@@ -243,6 +243,10 @@ class BatchStore(Protocol):
         """
         ...
 
+    async def unfinished_batches(self, limit: int) -> Sequence[Batch]:
+        """Of all accounts, the oldest first; for who looks after the deployment."""
+        ...
+
     def unfinished(self) -> AsyncIterator[str]:
         """Ids of the batches that have not ended, in no order; read in small parts."""
         ...

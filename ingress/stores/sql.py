@@ -376,6 +376,15 @@ class SqlStore(SqlFiles):
 
         return await self._database.read(work)
 
+    async def unfinished_batches(self, limit: int) -> Sequence[Batch]:
+        place = (batches.c.created_at, batches.c.batch_id)
+        query = sa.select(*BATCH_COLUMNS).where(UNFINISHED_SQL).order_by(*place).limit(limit)
+
+        async def work(connection: AsyncConnection) -> Sequence[Batch]:
+            return [batch_of(row) for row in (await connection.execute(query)).mappings()]
+
+        return await self._database.read(work)
+
     async def unfinished(self) -> AsyncIterator[str]:
         place = (batches.c.created_at, batches.c.batch_id)
         query = sa.select(*place).where(UNFINISHED_SQL).order_by(*place).limit(_INDEX_PAGE)

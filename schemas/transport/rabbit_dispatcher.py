@@ -51,6 +51,7 @@ from schemas.transport.rabbit_connection import (
     Session,
     declare_exchanges,
 )
+from schemas.transport.rabbit_pods import RabbitPods
 from schemas.transport.rabbit_publisher import (
     Publisher,
     Refused,
@@ -157,6 +158,7 @@ class RabbitDispatcher:
 
     Attributes:
         records: The way of usage records, on the same connection.
+        pods: The other processes, likewise.
         orphan_messages: Reply messages that nobody waited for.
         undecodable_frames: Reply frames that could not be read.
         overruns: Replies broken because they were not read.
@@ -179,6 +181,7 @@ class RabbitDispatcher:
         self._publisher: Publisher
         self._closed = False
         self.records = RabbitRecordQueue(self._connection, lambda: self._publisher)
+        self.pods = RabbitPods(name, lambda: self._connection.session)
         self.orphan_messages = 0
         self.undecodable_frames = 0
         self.overruns = 0
@@ -346,6 +349,7 @@ class RabbitDispatcher:
         )
         await presence.bind(exchanges[topology.WORKERS_EXCHANGE])
         await presence.consume(self._on_announcement, no_ack=True)
+        await self.pods.open(channel, exchanges[topology.CONTROL_EXCHANGE])
         self._publisher = Publisher(session)
         await self._publisher.open()
         session.post(

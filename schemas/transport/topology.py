@@ -166,5 +166,8 @@ def control_key(model: str) -> str:
 CONTROL_ALL: Final = "all"
 """Routing key for every worker."""
 
+CONTROL_PODS: Final = "pods"
+"""Routing key for every process that is no worker: how do you stand?"""
+
 CONTROL_NOBODY: Final = "nobody"
 """Routing key of what is published only to see whether the broker takes it."""
