@@ -95,10 +95,14 @@ class Activity:
 
     Args:
         clock: Gives Unix seconds.
+
+    Attributes:
+        failures: Errors since the process began, by dialect, code and status.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self.failures: Counter[tuple[str, str, int]] = Counter()
         self._live: dict[Live, None] = {}  # the oldest first
         self._errors: dict[tuple[str, int], _Count] = {}
         self._refused: dict[str, _Count] = {}
@@ -145,6 +149,7 @@ class Activity:
     ) -> None:
         """A request was answered with an error, or its stream ended in one."""
         now = self._clock()
+        self.failures[dialect, code, status] += 1
         errors = self._errors.setdefault((code, status), _Count())
         errors.add(now)
         errors.last.appendleft(

@@ -106,9 +106,9 @@ class Door:
         name = self._cookie_name(request)
         cookie: SimpleCookie = SimpleCookie({name: value})
         morsel: Morsel[str] = cookie[name]
-        morsel.update({"path": "/", "max-age": age_s, "samesite": "Strict", "httponly": True})
-        if self._is_secure(request):
-            morsel["secure"] = True
+        morsel["path"], morsel["max-age"] = "/", age_s
+        morsel["samesite"], morsel["httponly"] = "Strict", True
+        morsel["secure"] = self._is_secure(request)
         return morsel.OutputString()
 
     def _cookie_name(self, request: Request) -> str:

@@ -228,7 +228,7 @@ class Events(Response):
         self.background = None
         self._watch = watch
         self._services = services
-        self._headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *headers]
+        self._fields = [(b"content-type", b"text/event-stream; charset=utf-8"), *headers]
         self._over = asyncio.Event()
 
     def refuse(self) -> None:
@@ -262,7 +262,7 @@ class Events(Response):
 
     async def _carry(self, send: Send) -> None:
         opening = b"retry: 1000\n\n" + await self._watch.opening()
-        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self._fields})
         await self._write(send, opening)
         while True:
             await self._write(send, await self._watch.following())

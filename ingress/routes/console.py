@@ -43,7 +43,7 @@ _MEDIA_TYPES: Final = {
     "svg": "image/svg+xml",
 }
 _MAX_LOGIN_BYTES: Final = 4096
-_WRONG: Final = '<p role="alert" class="wrong">That is not the key.</p>'
+_WRONG: Final = b'<p role="alert" class="wrong">That is not the key.</p>'
 
 
 def console_routes(services: Services) -> APIRouter:
@@ -95,7 +95,7 @@ class _Console:
                 return _html(content.replace(b"<body", b"<body data-open", 1))
             return _html(content)
         if self._door.locked:
-            return self._login_page()
+            return self._login_page(wrong="wrong" in request.query_params)
         raise _not_here()
 
     async def events(self, request: Request) -> Response:
@@ -109,12 +109,13 @@ class _Console:
         _require_own_page(request)
         fields = parse_qs((await self._body(request)).decode("utf-8", "replace"))
         if not self._door.opens(fields.get("key", [""])[0]):
-            return self._login_page(wrong=True)
-        return _back_to_page(self._door.pass_for(request))
+            return _back_to_page("?wrong")
+        return _back_to_page(cookie=self._door.pass_for(request))
 
     async def logout(self, request: Request) -> Response:
         _require_own_page(request)
-        return _back_to_page(self._door.no_pass_for(request) if self._door.locked else None)
+        cookie = self._door.no_pass_for(request) if self._door.locked else None
+        return _back_to_page(cookie=cookie)
 
     async def asset(self, request: Request) -> Response:
         """A file of the page. Nothing in them is worth hiding."""
@@ -126,10 +127,9 @@ class _Console:
             return Response(status_code=304, headers=headers)
         return Response(asset.content, headers=headers, media_type=asset.media_type)
 
-    def _login_page(self, *, wrong: bool = False) -> Response:
-        content = self._assets["login.html"].content
-        said = _WRONG if wrong else ""
-        return _html(content.replace(b"<!-- said -->", said.encode()), 401 if wrong else 200)
+    def _login_page(self, *, wrong: bool) -> Response:
+        said = _WRONG if wrong else b""
+        return _html(self._assets["login.html"].content.replace(b"<!-- said -->", said))
 
     async def _body(self, request: Request) -> bytes:
         limits = self._services.settings.limits
@@ -141,13 +141,13 @@ class _Console:
         return body
 
 
-def _html(content: bytes, status: int = 200) -> Response:
-    return Response(content, status, _PRIVATE, _MEDIA_TYPES["html"])
+def _html(content: bytes) -> Response:
+    return Response(content, headers=_PRIVATE, media_type=_MEDIA_TYPES["html"])
 
 
-def _back_to_page(cookie: str | None) -> Response:
-    # Relative: the page may be below another path outside. It is that of a sibling.
-    response = Response(status_code=303, headers={**_PRIVATE, "location": "../console"})
+def _back_to_page(query: str = "", *, cookie: str | None = None) -> Response:
+    # Relative: outside the page may be below another path.
+    response = Response(status_code=303, headers={**_PRIVATE, "location": f"../console{query}"})
     if cookie is not None:
         response.headers["set-cookie"] = cookie
     return response
