@@ -35,9 +35,9 @@ from ingress.routes.models import model_routes
 from ingress.routes.usage import usage_routes
 from ingress.services import Services
 from ingress.settings import IngressSettings
+from ingress.state_metrics import show_state
 from ingress.stores.base import BatchStore
 from ingress.usage.metering import Metering
-from ingress.usage.metrics import UsageMetrics
 from ingress.usage.store import UsageStore
 from schemas.blobs.base import BlobStore
 from schemas.transport.base import Dispatcher, RecordQueue
@@ -57,8 +57,9 @@ def build_services(
     accounts: AccountStore | None = None,
     idempotency: IdempotencyStore | None = None,
     pods: Pods | None = None,
+    metrics: IngressMetrics | None = None,
 ) -> Services:
-    """Everything a request needs; `media` is made from the settings unless it is given.
+    """Everything a request needs; `media` and `metrics` are made unless they are given.
 
     Without `store` and `blobs` there are no files and batches, without `accounts` only the
     configuration's, and without `idempotency` a key is known to this process alone.
@@ -73,7 +74,7 @@ def build_services(
         ),
         directory=AccountDirectory(configured(settings.config, settings.api_keys), accounts),
         accounts=accounts,
-        metrics=IngressMetrics(),
+        metrics=metrics or IngressMetrics(),
         media=media or Media(settings.media),
         store=store,
         blobs=blobs,
@@ -94,6 +95,7 @@ async def opened_services(
     records: RecordQueue | None = None,
     pods: Pods | None = None,
     process: Process = "ingress",
+    metrics: IngressMetrics | None = None,
 ) -> AsyncIterator[Services]:
     """Everything a request needs, and what goes on beside requests while the block runs.
 
@@ -110,10 +112,12 @@ async def opened_services(
         accounts=account_store(database),
         idempotency=_idempotency_store(database),
         pods=pods,
+        metrics=metrics,
     )
+    show_state(services)
     services.limiter = limiter = _limiter(settings, services.metrics, database)
     services.usage = Metering.open(
-        UsageMetrics(services.metrics.registry),
+        services.metrics.usage,
         store=_usage_store(database),
         queue=records,
         log=settings.usage_log,
@@ -123,6 +127,7 @@ async def opened_services(
             services.directory.following(),
             services.keyed_requests.upkeep(),
             watching(services, process),
+            services.metrics.process.measuring(),
         ):
             yield services
     finally:

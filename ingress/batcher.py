@@ -21,6 +21,7 @@ from ingress.batch.metrics import BatcherMetrics
 from ingress.batch.settings import BatcherSettings
 from ingress.commands import read_config, run
 from ingress.dialects.profile import ProfileName
+from ingress.metrics import IngressMetrics
 from ingress.options import (
     database_option,
     opened_store,
@@ -29,7 +30,6 @@ from ingress.options import (
 )
 from ingress.settings import IngressSettings
 from ingress.usage.keeper import Keeper, keeping
-from ingress.usage.metrics import UsageMetrics
 from schemas import telemetry
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
@@ -125,7 +125,7 @@ def batcher(
     Any number of these share the work; each batch is run by one of them at a time.
     """
     telemetry.configure_logging(log_level)
-    metrics = BatcherMetrics()
+    metrics = IngressMetrics()
     deployment = read_config(config)
     settings = IngressSettings(
         config=deployment,
@@ -140,7 +140,7 @@ def batcher(
 async def _serve(
     settings: IngressSettings,
     batcher_settings: BatcherSettings,
-    metrics: BatcherMetrics,
+    metrics: IngressMetrics,
     amqp_url: str,
     database: str,
     blobs: BlobStore,
@@ -159,12 +159,11 @@ async def _serve(
                 database=store.database if store else None,
                 pods=dispatcher.pods,
                 process="batcher",
+                metrics=metrics,
             ) as services:
-                batcher = Batcher(services, batcher_settings, metrics)
+                batcher = Batcher(services, batcher_settings, BatcherMetrics(metrics.registry))
                 assert services.usage.store is not None
-                keeper = Keeper(
-                    dispatcher.records, services.usage.store, UsageMetrics(metrics.registry)
-                )
+                keeper = Keeper(dispatcher.records, services.usage.store, metrics.usage)
                 async with keeping(keeper):
                     log.info("batcher.ready")
                     await _run_until_told(batcher, signals, batcher_settings.grace_s)

@@ -214,7 +214,11 @@ async def working(
             ) as services,
         ):
             consumer = build_consumer(
-                worker, engine, source, worker_id=worker_id, metrics=WorkerMetrics()
+                worker,
+                engine,
+                source,
+                worker_id=worker_id,
+                metrics=WorkerMetrics(services.metrics.registry),
             )
             consuming = asyncio.create_task(consumer.run())
             try:

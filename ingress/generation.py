@@ -117,6 +117,8 @@ class Generation:
         retries: What attempts have been lost.
         moves: How each of them that was followed by another one went on.
         finish_reason: Of the first choice that finished; for the log.
+        longest_gap_s: Longest time without anything new after the first token.
+        duplicates: Messages left out: they had come before, or were of an attempt that was left.
         first_token_at: Loop time of the first `Started`.
     """
 
@@ -138,6 +140,8 @@ class Generation:
         self.moves: list[Move] = []
         self.finish_reason: str | None = None
         self.first_token_at: float | None = None
+        self.longest_gap_s = 0.0
+        self.duplicates = 0
         self.accepted_at: float | None = None
         self.worker: str | None = None
         self._dispatcher = dispatcher
@@ -200,6 +204,14 @@ class Generation:
     def queue_s(self) -> float | None:
         """Seconds until a worker accepted it, if one did."""
         return None if self.accepted_at is None else self.accepted_at - self._began_at
+
+    @property
+    def token_latency_s(self) -> float | None:
+        """Mean seconds between two tokens of one choice; None if there were no two."""
+        choices = self.job.choices
+        if self.first_token_at is None or (gaps := self.usage.output_tokens - choices) <= 0:
+            return None
+        return (self._progress_at - self.first_token_at) * choices / gaps
 
     @property
     def queued_for_s(self) -> float:
@@ -265,6 +277,8 @@ class Generation:
         finally:
             self._waiting = False
         now = self._loop.time()
+        if self.first_token_at is not None and now - self._progress_at > self.longest_gap_s:
+            self.longest_gap_s = now - self._progress_at
         try:
             for message in messages:
                 if message.seq < 0:
@@ -275,6 +289,8 @@ class Generation:
                     self._take(message, deltas)
                 elif self._is_twin(message):
                     self._loss = "duplicated"
+                else:
+                    self.duplicates += 1
                 if self._loss is not None:
                     return
         except MessagesMissing as error:

@@ -1,20 +1,39 @@
-"""Instruments of the ingress and their exposition. Labels come from closed sets, never from ids.
+"""Instruments of whoever sends Jobs: the ingress, and the batcher for the lines of batches.
 
-Fed once per request from its canonical line; nothing here runs per Delta.
+Labels come from closed sets, never from ids; `class` is `interactive` or `batch`. Fed once per
+request, when its figures are final; nothing here runs per Delta. What is a state and not an event
+is in `ingress.state_metrics`.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ingress.usage.metrics import UsageMetrics
+from schemas.delta import Usage
+from schemas.job import JobClass
+from schemas.process_metrics import ProcessMetrics
+
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_QUEUE_S = (*_LATENCY_S, 7200, 86400)
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10)
 
 
 class IngressMetrics:
-    """All instruments, on a registry of their own so that two apps fit one process."""
+    """All instruments, those of the process itself among them.
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+    Args:
+        registry: Where they are shown; one of their own unless the process shows others too.
+
+    Attributes:
+        process: See `ProcessMetrics`.
+        usage: Those of usage records.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self.process = ProcessMetrics(self.registry)
+        self.usage = UsageMetrics(self.registry)
         self.requests = Counter(
             "headrace_requests_total",
             "Requests ended",
@@ -37,23 +56,11 @@ class IngressMetrics:
         self.in_flight = Gauge(
             "headrace_requests_in_flight", "Requests in flight", registry=self.registry
         )
-        self.queued = Gauge(
-            "headrace_queued_requests",
-            "Requests that wait for a worker",
-            ["model"],
-            registry=self.registry,
-        )
-        self.queued_tokens = Gauge(
-            "headrace_queued_tokens",
-            "Tokens of their prompts, estimated",
-            ["model"],
-            registry=self.registry,
-        )
         self.queue_wait = Histogram(
             "headrace_queue_wait_seconds",
             "From handing a request over until a worker accepted it",
-            ["model"],
-            buckets=_LATENCY_S,
+            ["model", "class"],
+            buckets=_QUEUE_S,
             registry=self.registry,
         )
         self.refusals = Counter(
@@ -84,6 +91,25 @@ class IngressMetrics:
             ["model", "reason"],
             registry=self.registry,
         )
+        self.continuations = Counter(
+            "headrace_continuations_total",
+            "Times that another worker went on with a reply and its tokens came again",
+            ["model"],
+            registry=self.registry,
+        )
+        self.disconnects = Counter(
+            "headrace_client_disconnects_total",
+            "Requests whose client left before the end, by what they were at: preparing, queued, "
+            "prefill, decode, ended (all was generated, not all was written)",
+            ["dialect", "model", "phase"],
+            registry=self.registry,
+        )
+        self.duplicates = Counter(
+            "headrace_duplicate_messages_total",
+            "Reply messages left out because they had come before, or of an attempt that was left",
+            ["model"],
+            registry=self.registry,
+        )
         self.move_wait = Histogram(
             "headrace_move_wait_seconds",
             "From noticing that an attempt is lost until another worker accepted the next one",
@@ -105,6 +131,20 @@ class IngressMetrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
+        self.token_latency = Histogram(
+            "headrace_inter_token_latency_seconds",
+            "Mean time between two tokens of one choice, once per request",
+            ["dialect", "model"],
+            buckets=_TOKEN_S,
+            registry=self.registry,
+        )
+        self.longest_gap = Histogram(
+            "headrace_longest_token_gap_seconds",
+            "Longest time without anything new after the first token, once per request",
+            ["dialect", "model"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
         self.duration = Histogram(
             "headrace_request_duration_seconds",
             "From arrival to the end of the answer",
@@ -112,11 +152,13 @@ class IngressMetrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
-        self.input_tokens = Counter(
-            "headrace_input_tokens_total", "Prompt tokens", ["model"], registry=self.registry
+        self.input_tokens = self._tokens("headrace_input_tokens_total", "Prompt tokens")
+        self.cached_tokens = self._tokens(
+            "headrace_cached_tokens_total", "Those of them that the engine's prefix cache had"
         )
-        self.output_tokens = Counter(
-            "headrace_output_tokens_total", "Generated tokens", ["model"], registry=self.registry
+        self.output_tokens = self._tokens("headrace_output_tokens_total", "Generated tokens")
+        self.reasoning_tokens = self._tokens(
+            "headrace_reasoning_tokens_total", "Those of them that are reasoning"
         )
         self.transfers = Counter(
             "headrace_file_transfers_total",
@@ -130,6 +172,16 @@ class IngressMetrics:
             ["direction"],
             registry=self.registry,
         )
-        self.workers = Gauge(
-            "headrace_workers", "Workers heard of", ["model"], registry=self.registry
-        )
+
+    def _tokens(self, name: str, meaning: str) -> Counter:
+        return Counter(name, meaning, ["model", "class"], registry=self.registry)
+
+    def count_tokens(self, model: str, job_class: JobClass, usage: Usage) -> None:
+        """Count what a request has used, once its figures are final."""
+        for counter, tokens in (
+            (self.input_tokens, usage.input_tokens),
+            (self.cached_tokens, usage.cached_tokens),
+            (self.output_tokens, usage.output_tokens),
+            (self.reasoning_tokens, usage.reasoning_tokens),
+        ):
+            counter.labels(model, job_class).inc(tokens)

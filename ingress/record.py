@@ -57,6 +57,7 @@ class RequestRecord:
         self._client_retry = client_retry
         self._began = time.monotonic()
         self._began_at = time.time()
+        self._phase = generation.phase  # when the answer ended
         self.answer: Answer | None = None
         self._live = Live(
             generation,
@@ -77,6 +78,7 @@ class RequestRecord:
     async def end(self, status: int, error: ErrorInfo | None) -> None:
         """The answer is over; called once."""
         services, generation = self._services, self._generation
+        self._phase = generation.phase
         self._slot.release()
         self._reservation.leave()
         services.metrics.in_flight.set(services.admission.in_flight)
@@ -121,13 +123,20 @@ class RequestRecord:
         metrics.duration.labels(self._dialect.name, job.model).observe(duration_s)
         if ttft_s is not None:
             metrics.ttft.labels(self._dialect.name, job.model).observe(ttft_s)
+        if error is None and (latency_s := generation.token_latency_s) is not None:
+            metrics.token_latency.labels(self._dialect.name, job.model).observe(latency_s)
+            gap_s = generation.longest_gap_s
+            metrics.longest_gap.labels(self._dialect.name, job.model).observe(gap_s)
+        if outcome == "cancelled":
+            metrics.disconnects.labels(self._dialect.name, job.model, self._phase).inc()
+        metrics.duplicates.labels(job.model).inc(generation.duplicates)
+        metrics.continuations.labels(job.model).inc(len(generation.moves))
         for loss in generation.retries.losses:
             metrics.lost_attempts.labels(job.model, loss).inc()
         for move in generation.moves:
             metrics.move_wait.labels(job.model).observe(move.waited_s)
             metrics.move_read.labels(job.model).observe(move.read_s)
-        metrics.input_tokens.labels(job.model).inc(usage.input_tokens)
-        metrics.output_tokens.labels(job.model).inc(usage.output_tokens)
+        metrics.count_tokens(job.model, job.job_class, usage)
         log.info(
             telemetry.REQUEST_COMPLETED,
             request_id=job.request_id,

@@ -117,7 +117,7 @@ class Services:
             max_tokens=settings.max_queued_tokens,
             max_wait_s=settings.limits.queue_wait_s,
             clock=asyncio.get_running_loop().time,
-            on_accepted=self.metrics.queue_wait.labels(model).observe,
+            on_accepted=self.metrics.queue_wait.labels(model, "interactive").observe,
         )
 
     def queue_deadline(self, card: ModelCard, now: float) -> float:

@@ -24,6 +24,7 @@ from schemas.options import (
     option,
     supervise_option,
 )
+from schemas.process_metrics import ProcessMetrics
 from schemas.transport.base import SourceBroken
 from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource, SourceSettings
 from workers.compose import build_consumer, build_engine, new_worker_id
@@ -132,6 +133,7 @@ async def serve(
     engine = build_engine(settings)
     await engine.start()
     worker_id = new_worker_id()
+    process = ProcessMetrics(instruments.registry)
     source = await RabbitJobSource.connect(
         amqp_url,
         model=settings.served_id,
@@ -143,11 +145,13 @@ async def serve(
         blobs=blobs,
     )
     consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=instruments)
+    process.watch(source)
     signals = Signals()  # after the engine's start: SGLang installs handlers while it does
     log.info(telemetry.WORKER_READY, worker=worker_id, model=settings.served_id)
     try:
         tell_ready(ready_fd)
-        await run_until_told(consumer, signals, settings.grace_s)
+        async with process.measuring():
+            await run_until_told(consumer, signals, settings.grace_s)
     except EngineLost:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):

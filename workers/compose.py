@@ -75,6 +75,7 @@ def build_consumer(
     metrics: WorkerMetrics,
 ) -> Consumer:
     """A Consumer for a started engine."""
+    metrics.info.info({"model": engine.card.id, "engine": engine.name})
     runner = Runner(
         engine,
         worker_id=worker_id,

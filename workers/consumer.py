@@ -123,6 +123,8 @@ class Consumer:
     def _show_running(self) -> None:
         metrics = self._runner.metrics
         metrics.running.set(len(self._tasks))
+        metrics.slots_free.set(max(0, self._runner.engine.slots - len(self._tasks)))
+        metrics.draining.set(self._draining)
         metrics.running_batch.set(self.sharing.batch)
 
     async def _give_up(self, reason: str) -> None:

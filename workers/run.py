@@ -128,8 +128,9 @@ class Runner:
         finally:
             run.close()
             await asyncio.shield(delivery.ack())
-            self.metrics.jobs.labels(outcome=outcome).inc()
-            self.metrics.output_tokens.inc(run.generated())
+            self.metrics.settled(
+                outcome, run.usage(), generated=run.generated(), prefill_s=run.prefill_s
+            )
             log.info(
                 f"job.{outcome}",
                 job_id=delivery.job.job_id,
@@ -182,6 +183,14 @@ class Run:
         places = 1 if self._job.job_class == "batch" else max(1, runner.engine.slots // 2)
         self._places = asyncio.Semaphore(places)
         self._accepted_at: float | None = None
+        self._started_at: float | None = None
+
+    @property
+    def prefill_s(self) -> float | None:
+        """Seconds from its acceptance to its first token, if that came."""
+        if self._accepted_at is None or self._started_at is None:
+            return None
+        return self._started_at - self._accepted_at
 
     @property
     def delivery(self) -> Delivery:
@@ -536,6 +545,7 @@ class Run:
         if self._started:
             return ()
         self._started = True
+        self._started_at = asyncio.get_running_loop().time()
         usage = self.usage()
         return (Started(self._runner.worker_id, usage.input_tokens, usage.cached_tokens),)
 

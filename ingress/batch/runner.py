@@ -239,7 +239,11 @@ class BatchRun:
             self._lines = None
 
     def _charge(self, record: UsageRecord) -> None:
-        """Have a line paid for by the batch's account, if that is still there."""
+        """Count a line, and have it paid for by the batch's account, if that is still there."""
+        if record.queue_ms is not None:  # a worker had it
+            metrics = self._services.metrics
+            metrics.count_tokens(record.model, "batch", record.usage)
+            metrics.queue_wait.labels(record.model, "batch").observe(record.queue_ms / 1000)
         account = self._services.directory.account(self.batch.account)
         if account is not None:
             self._services.limiter.charge(account, record.usage, record.microcents)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -39,13 +37,6 @@ def health_routes(services: Services) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        counts = Counter(worker.card.id for worker in services.dispatcher.workers())
-        services.metrics.workers.clear()
-        for model, count in counts.items():
-            services.metrics.workers.labels(model).set(count)
-        for model, backlog in services.admission.backlogs.items():
-            services.metrics.queued.labels(model).set(len(backlog))
-            services.metrics.queued_tokens.labels(model).set(backlog.tokens)
         return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -118,6 +118,15 @@ class Dispatcher(Protocol):
         """Whether the transport is connected but carries nothing, so that silence tells nothing."""
         ...
 
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was made again."""
+        ...
+
+    def dropped(self) -> Mapping[str, int]:
+        """How many messages were thrown away, by why; for metrics."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -194,6 +203,19 @@ class JobSource(Protocol):
 
     def connected(self) -> bool:
         """Whether Jobs can arrive now: connection open and consumers in place."""
+        ...
+
+    def blocked(self) -> bool:
+        """As of a `Dispatcher`."""
+        ...
+
+    @property
+    def reconnects(self) -> int:
+        """As of a `Dispatcher`."""
+        ...
+
+    def dropped(self) -> Mapping[str, int]:
+        """How many messages were thrown away or set aside, by why; for metrics."""
         ...
 
     async def drain(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -203,6 +203,13 @@ class MemoryDispatcher:
     def blocked(self) -> bool:
         return self._transport.blocked
 
+    @property
+    def reconnects(self) -> int:
+        return 0
+
+    def dropped(self) -> Mapping[str, int]:
+        return {}
+
     async def close(self) -> None:
         self._closed = True
         for reply in self.replies:
@@ -304,6 +311,16 @@ class MemoryJobSource:
 
     def connected(self) -> bool:
         return not self._draining
+
+    def blocked(self) -> bool:
+        return self._transport.blocked
+
+    @property
+    def reconnects(self) -> int:
+        return 0
+
+    def dropped(self) -> Mapping[str, int]:
+        return {}
 
     async def drain(self) -> None:
         if self._draining:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -214,6 +214,13 @@ class RabbitDispatcher:
     def blocked(self) -> bool:
         session = self._connection.session
         return session is not None and session.tap.blocked
+
+    def dropped(self) -> Mapping[str, int]:
+        return {
+            "orphan": self.orphan_messages,
+            "undecodable": self.undecodable_frames,
+            "overrun": self.overruns,
+        }
 
     async def dispatch(self, job: Job) -> RabbitReply:
         reply = RabbitReply(self, job, ReplyBuffer(self._settings.reply_buffer_bytes))

@@ -23,7 +23,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import structlog
@@ -124,6 +124,7 @@ class RabbitJobSource:
 
     Attributes:
         undecodable_jobs: Messages set aside because they could not be read.
+        duplicate_jobs: Messages of an attempt that was here already.
     """
 
     def __init__(
@@ -175,6 +176,7 @@ class RabbitJobSource:
         self._closed = False
         self._returned = 0
         self.undecodable_jobs = 0
+        self.duplicate_jobs = 0
 
     @classmethod
     async def connect(
@@ -211,6 +213,17 @@ class RabbitJobSource:
         # Nothing else depends on the transient queues, and Jobs for them are refused while they
         # cannot be reached.
         return self._connection.session is not None and "interactive" in self._consumers
+
+    def blocked(self) -> bool:
+        session = self._connection.session
+        return session is not None and session.tap.blocked
+
+    def dropped(self) -> Mapping[str, int]:
+        return {
+            "returned": self.returned_frames,
+            "duplicate": self.duplicate_jobs,
+            "undecodable_job": self.undecodable_jobs,
+        }
 
     async def deliveries(self) -> AsyncIterator[RabbitDelivery]:
         while True:
@@ -284,6 +297,7 @@ class RabbitJobSource:
             await settled(message.nack(requeue=True))
             return
         if not message.redelivered and self._holds(job):
+            self.duplicate_jobs += 1
             log.warning("job.duplicate", job_id=job.job_id, attempt=job.attempt)
             await settled(message.ack())
             return

@@ -69,7 +69,10 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has(dialect: str) -> None:
             refused(response, dialect)
         reason = f'headrace_refusals_total{{model="{MODEL}",reason="queue_length"}}'
         assert await metric(http, reason) == 2
-        assert await metric(http, f'headrace_queued_requests{{model="{MODEL}"}}') == 2
+        assert (
+            await metric(http, f'headrace_queued_requests{{class="interactive",model="{MODEL}"}}')
+            == 2
+        )
         assert await metric(http, f'headrace_queued_tokens{{model="{MODEL}"}}') > 2
 
 
@@ -114,5 +117,5 @@ async def test_the_wait_of_a_request_is_measured() -> None:
     async with full(3) as (stack, cut, http):
         cut.gate.set()
         await until(lambda: stack.services.admission.in_flight == 0)
-        count = f'headrace_queue_wait_seconds_count{{model="{MODEL}"}}'
+        count = f'headrace_queue_wait_seconds_count{{class="interactive",model="{MODEL}"}}'
         assert await metric(http, count) == 4

@@ -34,7 +34,10 @@ PURE = (
     "ingress/usage/prices.py",
     "workers/parsing/",
 )
-IMPURE = ("schemas/blobs/", "schemas/options.py", "schemas/telemetry.py", "schemas/transport/")
+IMPURE = (
+    *("schemas/blobs/", "schemas/options.py", "schemas/process_metrics.py"),
+    *("schemas/telemetry.py", "schemas/transport/"),
+)
 PURE_ALL_THE_SAME = ("schemas/transport/topology.py",)
 OBJECTS = "schemas/blobs/objects.py"
 IMPURE_STDLIB = {
