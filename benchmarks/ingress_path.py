@@ -72,6 +72,9 @@ class PlayedReply:
     async def receive(self) -> Sequence[ReplyMessage]:
         return await self.buffer.take()
 
+    def listen(self, listener: Callable[[ReplyMessage], bool]) -> None:
+        self.buffer.listener = listener
+
     def say(self, seq: int, *deltas: Delta, ids: Sequence[int] = ()) -> None:
         token_ids = ((0, tuple(ids)),) if ids else ()
         self.buffer.put(ReplyMessage(self.job_id, 1, seq, deltas, token_ids), _BYTES)

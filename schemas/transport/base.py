@@ -65,6 +65,14 @@ class Reply(Protocol):
         """
         ...
 
+    def listen(self, listener: Callable[[ReplyMessage], bool]) -> None:
+        """Offer `listener` each message that comes while `receive` waits.
+
+        It is called the moment the message arrives and says whether it has taken it; then `receive`
+        goes on waiting and never returns it. It must not raise.
+        """
+        ...
+
     def interrupt(self, reason: str) -> None:
         """Believe the attempt lost: `receive` raises `ReplyLost` once it has nothing else."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -116,6 +116,9 @@ class MemoryReply:
 
     async def receive(self) -> Sequence[ReplyMessage]:
         return await self._buffer.take()
+
+    def listen(self, listener: Callable[[ReplyMessage], bool]) -> None:
+        self._buffer.listener = listener
 
     def interrupt(self, reason: str) -> None:
         self._buffer.fail(ReplyLost("The worker was lost.", diagnostic=reason))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -115,6 +115,9 @@ class RabbitReply:
 
     async def receive(self) -> Sequence[ReplyMessage]:
         return await self._buffer.take()
+
+    def listen(self, listener: Callable[[ReplyMessage], bool]) -> None:
+        self._buffer.listener = listener
 
     async def redispatch(self, job: Job) -> None:
         self.job = job

@@ -85,3 +85,38 @@ async def test_what_was_left_of_a_step_is_read_before_the_next_attempt() -> None
     assert read == [*(message(1, seq) for seq in range(600)), message(2, 0)]
     with pytest.raises(TimeoutError):
         await at_once(buffer)
+
+
+async def test_who_listens_is_offered_what_comes_while_the_reader_waits() -> None:
+    buffer = ReplyBuffer(100)
+    offered: list[ReplyMessage] = []
+
+    def listen(offer: ReplyMessage) -> bool:
+        offered.append(offer)
+        return offer.seq % 2 == 0
+
+    buffer.listener = listen
+    buffer.put(message(1, 0), 1)
+    assert offered == [], "nobody waits yet"
+    assert await at_once(buffer) == [message(1, 0)]
+    reading = asyncio.ensure_future(buffer.take())
+    await asyncio.sleep(0)
+    buffer.put(message(1, 2), 1)
+    await asyncio.sleep(0)
+    assert not reading.done(), "it was taken"
+    buffer.put(message(1, 3), 1)
+    buffer.put(message(1, 4), 1)
+    assert await reading == [message(1, 3), message(1, 4)]
+    assert offered == [message(1, 2), message(1, 3)], "what is unread comes first"
+
+
+async def test_nothing_is_lost_with_a_reader_who_gives_up() -> None:
+    buffer = ReplyBuffer(100)
+    reading = asyncio.ensure_future(buffer.take())
+    await asyncio.sleep(0)
+    buffer.put(message(1, 0), 1)
+    reading.cancel()
+    buffer.put(message(1, 1), 1)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert await at_once(buffer) == [message(1, 0), message(1, 1)]
