@@ -40,6 +40,7 @@ from ingress.stores.base import BatchStore
 from ingress.usage.metering import Metering
 from ingress.usage.store import UsageStore
 from schemas.blobs.base import BlobStore
+from schemas.tracing.tracing import Tracing
 from schemas.transport.base import Dispatcher, RecordQueue
 from schemas.transport.pods import Pods
 
@@ -58,6 +59,7 @@ def build_services(
     idempotency: IdempotencyStore | None = None,
     pods: Pods | None = None,
     metrics: IngressMetrics | None = None,
+    tracing: Tracing | None = None,
 ) -> Services:
     """Everything a request needs; `media` and `metrics` are made unless they are given.
 
@@ -80,6 +82,7 @@ def build_services(
         blobs=blobs,
         idempotency=idempotency,
         pods=pods,
+        tracing=tracing,
     )
 
 
@@ -96,6 +99,7 @@ async def opened_services(
     pods: Pods | None = None,
     process: Process = "ingress",
     metrics: IngressMetrics | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Services]:
     """Everything a request needs, and what goes on beside requests while the block runs.
 
@@ -113,6 +117,7 @@ async def opened_services(
         idempotency=_idempotency_store(database),
         pods=pods,
         metrics=metrics,
+        tracing=tracing,
     )
     show_state(services)
     services.limiter = limiter = _limiter(settings, services.metrics, database)
@@ -199,4 +204,9 @@ def build_app(services: Services) -> ASGIApp:
     app.include_router(health_routes(services))
     app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.
-    return RequestIdMiddleware(app)
+    identified = RequestIdMiddleware(app)
+    if services.tracing is None:
+        return identified
+    from ingress.tracing import TracedApp
+
+    return TracedApp(identified, services.tracing)

@@ -24,6 +24,7 @@ from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
 from schemas.options import AmqpUrl, blobs_option, log_level_option, option, stacked
+from schemas.tracing.tracing import Tracing, traced
 from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
 log = structlog.get_logger()
@@ -302,7 +303,8 @@ def ingress(
         raise click.UsageError("--keep-answers needs --blobs: that is where they lie.")
     if database is None:
         _require_no_limits(settings.config)
-    run(_serve(settings, amqp_url, blobs, database))
+    with traced("ingress") as tracing:
+        run(_serve(settings, amqp_url, blobs, database, tracing))
 
 
 def _require_no_limits(config: Config) -> None:
@@ -320,7 +322,11 @@ def _require_no_limits(config: Config) -> None:
 
 
 async def _serve(
-    settings: IngressSettings, amqp_url: str, blobs: BlobStore | None, database: str | None
+    settings: IngressSettings,
+    amqp_url: str,
+    blobs: BlobStore | None,
+    database: str | None,
+    tracing: Tracing | None,
 ) -> None:
     dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress", blobs=blobs)
     try:
@@ -335,6 +341,7 @@ async def _serve(
                 database=store.database if store else None,
                 records=dispatcher.records if store else None,
                 pods=dispatcher.pods,
+                tracing=tracing,
             ) as services,
         ):
             require_closed(settings, services.directory)

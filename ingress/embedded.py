@@ -42,6 +42,7 @@ from ingress.settings import IngressSettings, data_dir
 from schemas import telemetry
 from schemas.model_card import served_id
 from schemas.options import READY_OPTION, AmqpUrl, option, supervise_option
+from schemas.tracing.tracing import Tracing, traced
 from schemas.transport.base import Dispatcher, JobSource
 from schemas.transport.memory import MemoryTransport
 from schemas.transport.rabbit import RabbitDispatcher, RabbitJobSource, SourceSettings
@@ -121,7 +122,8 @@ def up(
     settings = settings.model_copy(update={"model": worker.served_id, "usage_days": usage_days})
     with ExitStack() as exits:
         kept = exits.enter_context(data_directory(data or data_dir())) if keeps_batches else None
-        run(serve(settings, worker, amqp_url, kept, console, ready_fd=ready_fd))
+        tracing = exits.enter_context(traced("up"))
+        run(serve(settings, worker, amqp_url, kept, console, ready_fd=ready_fd, tracing=tracing))
 
 
 def trial_model(console: Console) -> str:
@@ -145,6 +147,7 @@ async def serve(
     console: Console,
     *,
     ready_fd: int | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Load the model, then serve until SIGTERM or SIGINT.
 
@@ -153,7 +156,10 @@ async def serve(
     `data` there are no files and batches.
     """
     await check_door(settings, data)
-    async with working(settings, worker, data, console, amqp_url=amqp_url) as (services, consuming):
+    async with working(settings, worker, data, console, amqp_url=amqp_url, tracing=tracing) as (
+        services,
+        consuming,
+    ):
 
         async def say(url: str) -> None:
             while not services.catalog.ready():  # noqa: ASYNC110 - once, at start
@@ -192,6 +198,7 @@ async def working(
     console: Console,
     *,
     amqp_url: str | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[tuple[Services, asyncio.Task[None]]]:
     """Everything but HTTP: the model is loaded, answers, and runs the batches of `data`.
 
@@ -211,6 +218,7 @@ async def working(
                 store=store,
                 blobs=data.blobs if data else None,
                 database=store.database if store else None,
+                tracing=tracing,
             ) as services,
         ):
             consumer = build_consumer(
@@ -219,6 +227,7 @@ async def working(
                 source,
                 worker_id=worker_id,
                 metrics=WorkerMetrics(services.metrics.registry),
+                tracing=tracing,
             )
             consuming = asyncio.create_task(consumer.run())
             try:

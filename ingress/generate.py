@@ -137,6 +137,7 @@ async def _start(
         settings.limits,
         prepare=services.media.load if has_links(job) else None,
     )
+    trace = getattr(request.state, "trace", None)
     record = RequestRecord(
         services,
         dialect,
@@ -148,6 +149,7 @@ async def _start(
         stream=wanted.stream,
         zdr=zdr,
         client_retry=_client_retry(request),
+        trace=trace,
     )
     answer = Answer(
         generation=generation,
@@ -158,7 +160,7 @@ async def _start(
         limits=settings.limits,
         ignored=(*normalised.ignored, *_without_effect(request, zdr=zdr)),
         headers=dialect.limit_headers(reservation.standings),
-        on_phase=slot.follow,
+        on_phase=slot.follow if trace is None else trace.follow(generation, slot.follow),
         refine=record.refine,
         on_end=record.end,
     )

@@ -112,6 +112,8 @@ class Generation:
             `prefill` until the first token.
         on_phase: Called when another phase, and so another limit, begins.
         on_limit: Called when a nearer limit comes up within a phase.
+        on_attempt: Called with the number of each attempt that is about to be sent; says where it
+            belongs in a trace.
         attempt: The latest attempt.
         worker: Who runs it, or ran the one before.
         retries: What attempts have been lost.
@@ -135,6 +137,7 @@ class Generation:
         self._prepare = prepare
         self.on_phase: Callable[[], object] = lambda: None
         self.on_limit: Callable[[], object] = lambda: None
+        self.on_attempt: Callable[[int], str | msgspec.UnsetType] = lambda _: msgspec.UNSET
         self.attempt = job.attempt
         self.retries = Retries(limits.retry_s)
         self.moves: list[Move] = []
@@ -486,6 +489,7 @@ class Generation:
             continuation=continuation,
             suspect=self.retries.strikes > 0,
             exclusive=self.retries.in_doubt,
+            traceparent=self.on_attempt(self.attempt),
         )
 
     def _queue_deadline(self) -> float:

@@ -7,6 +7,7 @@ at work, they are known a moment after the answer's end; what it held is free at
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -24,6 +25,9 @@ from schemas import telemetry
 from schemas.errors import ErrorInfo, ErrorKind, ModelOverloaded
 from schemas.model_card import ModelCard
 from schemas.usage_record import UsageRecord
+
+if TYPE_CHECKING:
+    from ingress.tracing import RequestTrace
 
 log = structlog.get_logger()
 
@@ -44,6 +48,7 @@ class RequestRecord:
         stream: bool,
         zdr: bool,
         client_retry: int | None,
+        trace: RequestTrace | None = None,
     ) -> None:
         self._services = services
         self._dialect = dialect
@@ -55,6 +60,7 @@ class RequestRecord:
         self._stream = stream
         self._zdr = zdr
         self._client_retry = client_retry
+        self._trace = trace
         self._began = time.monotonic()
         self._began_at = time.time()
         self._phase = generation.phase  # when the answer ended
@@ -161,31 +167,33 @@ class RequestRecord:
             worker=generation.worker,
             client_retry=self._client_retry,
             microcents=microcents,
+            **({} if self._trace is None else {"trace_id": self._trace.trace_id}),
         )
-        services.usage.record(
-            UsageRecord(
-                record_id=job.job_id,
-                request_id=job.request_id,
-                account=self._principal.account,
-                key=self._principal.name,
-                model=job.model,
-                dialect=self._dialect.name,
-                stream=self._stream,
-                zdr=self._zdr,
-                began_at=self._began_at,
-                status=status,
-                outcome=outcome,
-                code=error.code if error is not None else None,
-                finish_reason=generation.finish_reason,
-                ttft_ms=_ms(ttft_s),
-                queue_ms=_ms(generation.queue_s),
-                duration_ms=round(duration_s * 1000, 1),
-                usage=usage,
-                microcents=microcents,
-                attempts=generation.attempt,
-                worker=generation.worker,
-            )
+        record = UsageRecord(
+            record_id=job.job_id,
+            request_id=job.request_id,
+            account=self._principal.account,
+            key=self._principal.name,
+            model=job.model,
+            dialect=self._dialect.name,
+            stream=self._stream,
+            zdr=self._zdr,
+            began_at=self._began_at,
+            status=status,
+            outcome=outcome,
+            code=error.code if error is not None else None,
+            finish_reason=generation.finish_reason,
+            ttft_ms=_ms(ttft_s),
+            queue_ms=_ms(generation.queue_s),
+            duration_ms=round(duration_s * 1000, 1),
+            usage=usage,
+            microcents=microcents,
+            attempts=generation.attempt,
+            worker=generation.worker,
         )
+        services.usage.record(record)
+        if self._trace is not None:
+            self._trace.settle(record)
 
 
 def _ms(seconds: float | None) -> float | None:

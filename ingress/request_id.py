@@ -44,13 +44,17 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = request_id_for(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        trace = state.get("trace")
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["request-id"] = request_id
+                if trace is not None:
+                    trace.status = message["status"]
             await send(message)
 
         await self._app(scope, receive, with_id)

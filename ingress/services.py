@@ -25,6 +25,7 @@ from ingress.stores.base import BatchStore
 from ingress.usage.metering import Metering
 from schemas.blobs.base import BlobStore
 from schemas.model_card import ModelCard
+from schemas.tracing.tracing import Tracing
 from schemas.transport.base import Dispatcher
 from schemas.transport.pods import Pods
 
@@ -54,6 +55,7 @@ class Services:
         usage: Where records of requests go.
         activity: The requests of this process, for a console.
         pods: The other processes; None where there are none.
+        tracing: Makes spans; None where nobody wants any.
         watch: What a console shows; None where nobody may look.
         keyed_requests: Those with an `Idempotency-Key`.
         answers: The answers and transfers under way, for shutting down.
@@ -75,6 +77,7 @@ class Services:
         usage: Metering | None = None,
         idempotency: IdempotencyStore | None = None,
         pods: Pods | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.store = store
         self.blobs = blobs
@@ -90,6 +93,7 @@ class Services:
         self.usage = usage or Metering()
         self.activity = Activity()
         self.pods = pods
+        self.tracing = tracing
         self.watch: Watch | None = None
         self.admission = Admission(
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog

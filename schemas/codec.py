@@ -69,6 +69,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
     continuation: Continuation | None
     suspect: bool
     exclusive: bool = False
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, job: Job, key: str) -> StoredJob:
@@ -85,6 +86,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
             continuation=job.continuation,
             suspect=job.suspect,
             exclusive=job.exclusive,
+            traceparent=job.traceparent,
         )
 
     def job(self, blob: Job) -> Job:
@@ -97,6 +99,7 @@ class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
             continuation=self.continuation,
             suspect=self.suspect,
             exclusive=self.exclusive,
+            traceparent=self.traceparent,
         )
 
 

@@ -116,6 +116,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             now no other one is started until it has shown that it does no harm.
         zdr: Nothing of its prompt and its reply may be kept anywhere, for however short a time: not
             in a store, not on a broker's disk, not in a log.
+        traceparent: Where this attempt belongs in a trace, as W3C Trace Context writes it; unset
+            where nobody traces.
     """
 
     version: int = SCHEMA_VERSION
@@ -133,6 +135,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     suspect: bool = False
     exclusive: bool = False
     zdr: bool = False
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def choices(self) -> int:

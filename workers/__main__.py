@@ -25,6 +25,7 @@ from schemas.options import (
     supervise_option,
 )
 from schemas.process_metrics import ProcessMetrics
+from schemas.tracing.tracing import Tracing, traced
 from schemas.transport.base import SourceBroken
 from schemas.transport.rabbit import BrokerUnreachable, RabbitJobSource, SourceSettings
 from workers.compose import build_consumer, build_engine, new_worker_id
@@ -105,11 +106,17 @@ def worker(
         **values,
     )
     try:
-        uvloop.run(
-            serve(
-                settings, amqp_url, blobs, metrics=(metrics_host, metrics_port), ready_fd=ready_fd
+        with traced("worker") as tracing:
+            uvloop.run(
+                serve(
+                    settings,
+                    amqp_url,
+                    blobs,
+                    metrics=(metrics_host, metrics_port),
+                    ready_fd=ready_fd,
+                    tracing=tracing,
+                )
             )
-        )
     except (BrokerUnreachable, SourceBroken) as error:
         raise click.ClickException(str(error)) from None
 
@@ -121,6 +128,7 @@ async def serve(
     *,
     metrics: tuple[str, int | None],
     ready_fd: int | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Load the model, connect, serve until SIGTERM or SIGINT.
 
@@ -144,7 +152,9 @@ async def serve(
         name=worker_id,
         blobs=blobs,
     )
-    consumer = build_consumer(settings, engine, source, worker_id=worker_id, metrics=instruments)
+    consumer = build_consumer(
+        settings, engine, source, worker_id=worker_id, metrics=instruments, tracing=tracing
+    )
     process.watch(source)
     signals = Signals()  # after the engine's start: SGLang installs handlers while it does
     log.info(telemetry.WORKER_READY, worker=worker_id, model=settings.served_id)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import socket
+from typing import TYPE_CHECKING
 
 import structlog
 
+from schemas.tracing.tracing import Tracing
 from schemas.transport.base import JobSource
 from workers.consumer import Consumer
 from workers.count import TokenCounter
@@ -19,6 +21,9 @@ from workers.parsing.tools import TOOL_FORMATS, ToolFormat, detect_tool_format
 from workers.run import Runner
 from workers.settings import WorkerSettings
 from workers.sharing import Shares
+
+if TYPE_CHECKING:
+    from workers.tracing import RunTracing
 
 log = structlog.get_logger()
 
@@ -73,6 +78,7 @@ def build_consumer(
     *,
     worker_id: str,
     metrics: WorkerMetrics,
+    tracing: Tracing | None = None,
 ) -> Consumer:
     """A Consumer for a started engine."""
     metrics.info.info({"model": engine.card.id, "engine": engine.name})
@@ -87,6 +93,7 @@ def build_consumer(
             template_stops=engine.template_stop_strings,
         ),
         repetition_window=settings.repetition_window,
+        tracing=_run_tracing(tracing, worker_id),
     )
     counter = TokenCounter(engine, worker_id=worker_id, metrics=metrics)
     return Consumer(
@@ -97,6 +104,14 @@ def build_consumer(
         heartbeat_s=settings.heartbeat_s,
         shares=Shares.of(engine.slots, share=settings.batch_share, floor=settings.batch_floor),
     )
+
+
+def _run_tracing(tracing: Tracing | None, worker_id: str) -> RunTracing | None:
+    if tracing is None:
+        return None
+    from workers.tracing import RunTracing
+
+    return RunTracing(tracing, worker_id)
 
 
 def _tool_format(settings: WorkerSettings, engine: Engine) -> ToolFormat | None:

@@ -13,6 +13,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -46,6 +47,9 @@ from workers.prompt import fit_output_limit, length, render
 from workers.repetition import until_repeating
 from workers.suspects import Suspect, Suspects
 
+if TYPE_CHECKING:
+    from workers.tracing import RunTracing
+
 log = structlog.get_logger()
 
 _THREAD_DECODE_TOKENS = 8_192
@@ -71,6 +75,7 @@ class Runner:
         worker_id: Named in `Accepted` and `Started`.
         output_format: How the engine's model writes reasoning and calls.
         repetition_window: Tokens of nothing but repetition that end an answer; 0 for never.
+        tracing: Makes spans of runs; None where nobody wants any.
 
     Attributes:
         engine_lost: The engine generates no more. Set it before the runs are cancelled, so that
@@ -86,12 +91,14 @@ class Runner:
         metrics: WorkerMetrics,
         output_format: OutputFormat,
         repetition_window: int = 0,
+        tracing: RunTracing | None = None,
     ) -> None:
         self.engine = engine
         self.worker_id = worker_id
         self.metrics = metrics
         self.output_format = output_format
         self.repetition_window = repetition_window
+        self.tracing = tracing
         self.engine_lost = False
         self.suspects = Suspects()
         self.accepted: set[Run] = set()
@@ -128,6 +135,8 @@ class Runner:
         finally:
             run.close()
             await asyncio.shield(delivery.ack())
+            if self.tracing is not None:
+                self.tracing.settled(run, outcome)
             self.metrics.settled(
                 outcome, run.usage(), generated=run.generated(), prefill_s=run.prefill_s
             )
@@ -157,6 +166,8 @@ class Run:
 
     Attributes:
         gives_way: It was told to end for the sake of a live Job.
+        begun_at, accepted_at, started_at: When it came, when it was accepted, and when its first
+            token came, in the event loop's time.
     """
 
     def __init__(self, runner: Runner, delivery: Delivery) -> None:
@@ -182,15 +193,16 @@ class Run:
         # Batch work takes no more of the engine than the one slot it is counted as.
         places = 1 if self._job.job_class == "batch" else max(1, runner.engine.slots // 2)
         self._places = asyncio.Semaphore(places)
-        self._accepted_at: float | None = None
-        self._started_at: float | None = None
+        self.begun_at = asyncio.get_running_loop().time()
+        self.accepted_at: float | None = None
+        self.started_at: float | None = None
 
     @property
     def prefill_s(self) -> float | None:
         """Seconds from its acceptance to its first token, if that came."""
-        if self._accepted_at is None or self._started_at is None:
+        if self.accepted_at is None or self.started_at is None:
             return None
-        return self._started_at - self._accepted_at
+        return self.started_at - self.accepted_at
 
     @property
     def delivery(self) -> Delivery:
@@ -208,7 +220,7 @@ class Run:
 
     def waits(self, since: float) -> bool:
         """Whether it was accepted before then and its engine has not begun to answer."""
-        return self._accepted_at is not None and self._accepted_at < since and not self._started
+        return self.accepted_at is not None and self.accepted_at < since and not self._started
 
     def give_way(self) -> None:
         """End this attempt; it may go on later, after what its owner has. Idempotent."""
@@ -348,7 +360,7 @@ class Run:
         if job.suspect:
             await self._wait_for_test()
         self.send((self._acceptance(),))
-        self._accepted_at = asyncio.get_running_loop().time()
+        self.accepted_at = asyncio.get_running_loop().time()
         self._runner.accepted.add(self)
         if isinstance(job.prompt, TokenPrompt) and job.prompt.echo:
             self._echoes = await self._decode(prompts)
@@ -545,7 +557,7 @@ class Run:
         if self._started:
             return ()
         self._started = True
-        self._started_at = asyncio.get_running_loop().time()
+        self.started_at = asyncio.get_running_loop().time()
         usage = self.usage()
         return (Started(self._runner.worker_id, usage.input_tokens, usage.cached_tokens),)
 

@@ -303,13 +303,16 @@ class RabbitDispatcher:
 
     async def _publish(self, publisher: Publisher, job: Job, body: bytes, reply_to: str) -> None:
         kind = topology.queue_kind(job)
+        headers: dict[str, int | str] = {topology.ATTEMPT_HEADER: job.attempt}
+        if isinstance(job.traceparent, str):
+            headers[topology.TRACE_HEADER] = job.traceparent
         try:
             await publisher.publish(
                 topology.JOBS_EXCHANGE,
                 topology.job_queue(job.model, kind),
                 body,
                 timeout_s=self._settings.publish_timeout_s,
-                headers={topology.ATTEMPT_HEADER: job.attempt},
+                headers=headers,
                 correlation_id=job.job_id,
                 reply_to=reply_to,
                 persistent=not topology.is_transient(kind),

@@ -55,6 +55,9 @@ EXCHANGES: Final = (
 )
 """Name and type of every exchange, all durable. Either side declares them."""
 
+TRACE_HEADER: Final = "traceparent"
+"""Where the Job belongs in a trace, for tools that look at messages and not into them."""
+
 ATTEMPT_HEADER: Final = "x-headrace-attempt"
 """The Job's attempt, so that even one whose body cannot be read gets an answer in its reply. Its
 `job_id` is the correlation id, its reply queue `reply_to`."""

@@ -36,10 +36,11 @@ PURE = (
 )
 IMPURE = (
     *("schemas/blobs/", "schemas/options.py", "schemas/process_metrics.py"),
-    *("schemas/telemetry.py", "schemas/transport/"),
+    *("schemas/telemetry.py", "schemas/tracing/", "schemas/transport/"),
 )
 PURE_ALL_THE_SAME = ("schemas/transport/topology.py",)
 OBJECTS = "schemas/blobs/objects.py"
+TRACING = ("ingress/tracing.py", "workers/tracing.py")
 IMPURE_STDLIB = {
     *("asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os"),
     *("pathlib", "random", "secrets", "select", "selectors", "signal", "socket", "ssl"),
@@ -123,6 +124,12 @@ def misplaced_libraries(path: str, source: str) -> list[str]:
             allowed = path.startswith("ingress/stores/")
         elif top == "sglang":
             allowed = path.startswith("workers/engines/sglang") and not imported.eager
+        elif top == "opentelemetry":
+            allowed = path in TRACING or (
+                path.startswith("schemas/tracing/") and not imported.eager
+            )
+        elif file_of(imported.module) in TRACING:
+            allowed = not imported.eager  # only who has a collector pays for it
         elif top == "obstore":
             allowed = path == OBJECTS
         elif imported.module == module_of(OBJECTS):
@@ -205,6 +212,9 @@ def test_an_impurity_is_seen(path: str, source: str, module: str) -> None:
         ("workers/engines/sglang.py", "class A:\n    import sglang", "sglang"),
         ("schemas/blobs/location.py", "def f():\n    import obstore", "obstore"),
         ("ingress/x.py", "from schemas.blobs.objects import S3Store", "schemas.blobs.objects"),
+        ("ingress/x.py", "def f():\n    import opentelemetry", "opentelemetry"),
+        ("schemas/tracing/tracing.py", "import opentelemetry.trace", "opentelemetry.trace"),
+        ("ingress/app.py", "from ingress.tracing import TracedApp", "ingress.tracing"),
     ],
 )
 def test_a_misplaced_library_is_seen(path: str, source: str, module: str) -> None:
