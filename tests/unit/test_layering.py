@@ -56,13 +56,20 @@ class Import(NamedTuple):
     eager: bool
 
 
+def is_for_types(node: ast.AST) -> bool:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]):
+            return True
+    return False
+
+
 def imports_of(path: str, source: str) -> Iterator[Import]:
     tree = ast.parse(source)
     package = path.removesuffix(".py").replace("/", ".").split(".")[:-1]
     lazy = {
         id(inner)
         for outer in ast.walk(tree)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types(outer)
         for inner in ast.walk(outer)
     }
     for node in ast.walk(tree):
