@@ -39,7 +39,7 @@ up: python ## Install what is missing, then serve a model on this machine
 	@trap : INT; $(UP_VENV)/bin/headrace up $(ARGS) || test $$? -eq 130 # Ctrl-C is a good end
 
 test: python ## Install what is missing, then check everything
-	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database
+	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database browser
 	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@# Beside each other: each alone leaves processors idle for a while.
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint tests

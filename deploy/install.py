@@ -4,9 +4,9 @@
 
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
 `gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
-is run against the service), `broker` and `database` (a RabbitMQ and a PostgreSQL for the tests, by
-Debian package). A set that is installed already, from the same lock files, costs nothing; so a
-second run needs no network. Needs Python 3.11 or newer and nothing else.
+is run against the service), `broker`, `database` and `browser` (a RabbitMQ, a PostgreSQL and a
+Chromium for the tests, by Debian package). A set that is installed already, from the same lock
+files, costs nothing; so a second run needs no network. Needs Python 3.11 or newer and nothing else.
 """
 
 from __future__ import annotations
@@ -294,6 +294,25 @@ def install_database() -> None:
         )
 
 
+def have_browser() -> bool:
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    if any(shutil.which(name) for name in names):
+        return True
+    kept = os.environ.get("PLAYWRIGHT_BROWSERS_PATH", Path.home() / ".cache/ms-playwright")
+    return any(Path(kept).glob("chromium*"))
+
+
+def install_browser() -> None:
+    """Install Debian's Chromium, in its form without a window, where none is found."""
+    if not have_browser():
+        install_package(
+            "chromium-headless-shell",
+            "Chromium",
+            "  - install chromium with your package manager\n"
+            "  - let Playwright fetch one: .venv/bin/playwright install chromium-headless-shell",
+        )
+
+
 def install_package(package: str, name: str, otherwise: str) -> None:
     root = () if os.geteuid() == 0 else ("sudo", "-n")
     if not shutil.which("apt-get") or (root and not may_sudo()):
@@ -313,7 +332,7 @@ def may_sudo() -> bool:
     return subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 
-SERVERS = {"broker": install_broker, "database": install_database}
+SERVERS = {"broker": install_broker, "database": install_database, "browser": install_browser}
 
 
 def main() -> None:

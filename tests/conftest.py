@@ -29,6 +29,7 @@ sys.modules["hypothesis.extra._patching"] = None  # type: ignore[assignment]
 pytest_plugins = [
     "tests.fixtures.failures",  # before those that import it, or its asserts are not rewritten
     "tests.fixtures.broker",
+    "tests.fixtures.browser",
     "tests.fixtures.certificates",
     "tests.fixtures.clients",
     "tests.fixtures.engine",
@@ -39,6 +40,7 @@ SHARED: Mapping[str, re.Pattern[str]] = {
     "sglang": re.compile(r"\bsglang_engine\b"),
     "own broker": re.compile(r"\bown_broker\b"),
     "broker": re.compile(r"\bbroker: Broker\b|\bproxy: Proxy\b"),
+    "browser": re.compile(r"\bbrowser: Browser\b"),
     "postgres": re.compile(r"\bpostgres: Postgres\b"),
     "libraries": re.compile(
         r"^ *(import|from) (sglang|transformers|torch|xgrammar|tests\.fixtures\.grammars)\b",
@@ -60,6 +62,7 @@ FIRST = (
     "tests/integration/test_fleet.py",
     "tests/chaos/",
     "postgres",
+    "browser",
     "tests/integration/test_up_sglang.py",
     "libraries",
     *WHOLE_FILES,

@@ -34,10 +34,6 @@ from schemas.batch import Batch
 
 log = structlog.get_logger(__name__)
 
-EVERY_S: Final = 1.0
-_LINGER_S: Final = 30.0
-"""For so long moments are still made when the last watcher has left: most come back."""
-
 _BATCHES_EVERY_S: Final = 2.0
 _MOST_BATCHES: Final = 50
 _ENDED_FOR_S: Final = 600.0
@@ -47,14 +43,16 @@ _WRITE_S: Final = 20.0
 class Watch:
     """Makes the moments while somebody watches.
 
-    Args:
+    Attributes:
         every_s: How often.
+        linger_s: For so long moments are still made when the last watcher has left: most come back.
     """
 
-    def __init__(self, services: Services, observer: Observer, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, services: Services, observer: Observer) -> None:
+        self.every_s = 1.0
+        self.linger_s = 30.0
         self._services = services
         self._observer = observer
-        self._every_s = every_s
         self._history = History()
         self._batches = _Batches(services)
         self._watchers = 0
@@ -99,13 +97,13 @@ class Watch:
 
     def _wanted(self) -> bool:
         since_s = asyncio.get_running_loop().time() - self._left_at
-        return self._watchers > 0 or since_s < _LINGER_S
+        return self._watchers > 0 or since_s < self.linger_s
 
     async def _make_regularly(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             while self._wanted():
-                next_at = loop.time() + self._every_s
+                next_at = loop.time() + self.every_s
                 if (pods := self._services.pods) is not None:
                     pods.ask()
                 self._batches.look()

@@ -4,6 +4,9 @@
 // Turns are { role: "user", text }, { role: "assistant", parts } or { role: "tools", results }.
 // A reader keeps parts { kind, text, name, id }, in the order in which they began.
 
+// What somebody wrote cannot be sent; the message says why.
+export class Mistake extends Error {}
+
 class Reader {
   constructor() {
     this.parts = [];
@@ -329,6 +332,15 @@ class CompletionsReader extends Reader {
   }
 }
 
+// Prompts are token ids here: they are written with commas or spaces between them, or as JSON.
+export function tokenIds(text) {
+  const words = text.replaceAll(/[[\],]/g, " ").trim().split(/\s+/).filter(Boolean);
+  if (!words.every((word) => /^\d+$/.test(word))) {
+    throw new Mistake("Completions takes token ids, such as 9707, 11, 1879. For text use another dialect.");
+  }
+  return words.map(Number);
+}
+
 const completions = {
   name: "Completions",
   path: "/v1/completions",
@@ -338,7 +350,7 @@ const completions = {
   request(form) {
     return filled({
       model: form.model,
-      prompt: form.turns.at(-1)?.text ?? "",
+      prompt: tokenIds(form.turns.at(-1)?.text ?? ""),
       max_tokens: form.maxTokens,
       temperature: form.temperature,
       seed: form.seed,

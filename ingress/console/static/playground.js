@@ -1,6 +1,6 @@
 // The playground: a form in any dialect, its answer as it comes, the events behind it, and the call.
 
-import { DIALECTS } from "./dialects.js";
+import { DIALECTS, Mistake } from "./dialects.js";
 import { byId, el, say } from "./dom.js";
 import { count, duration, rate } from "./format.js";
 import { curl, python } from "./snippets.js";
@@ -28,8 +28,6 @@ const SCHEMA = {
   required: ["name", "year"],
   additionalProperties: false,
 };
-
-class Mistake extends Error {}
 
 export class Playground {
   constructor() {
@@ -88,7 +86,7 @@ export class Playground {
     const { fields, conversation } = this.dialect;
     const model = this.models.find((one) => one.id === byId("model").value);
     for (const field of document.querySelectorAll(".chatty")) field.hidden = !conversation;
-    say(document.querySelector("label[for=prompt]"), conversation ? "Message" : "Prompt");
+    say(document.querySelector("label[for=prompt]"), conversation ? "Message" : "Prompt, as token ids");
     byId("seed-field").hidden = !fields.includes("seed");
     byId("tools-part").hidden = !fields.includes("tools");
     byId("schema-part").hidden = !fields.includes("schema");
@@ -103,7 +101,7 @@ export class Playground {
     if (select.dataset.offered === offered) return;
     const chosen = select.value;
     select.dataset.offered = offered;
-    select.replaceChildren(...["", ...efforts].map((one) => el("option", { value: one }, one || "as the model likes")));
+    select.replaceChildren(...["", ...efforts].map((one) => el("option", { value: one }, one || "default")));
     if (efforts.includes(chosen)) select.value = chosen;
   }
 
@@ -137,6 +135,12 @@ export class Playground {
     return text ? [...this.turns, { role: "user", text }] : this.turns;
   }
 
+  // Those of the call that is shown as a program: the next one, or else the last.
+  shownTurns() {
+    const next = this.nextTurns();
+    return next === this.turns && this.sent ? this.sent : next;
+  }
+
   results() {
     const fields = [...byId("rendering").querySelectorAll(".turn:last-child textarea")];
     return fields.length ? fields.map((field) => ({ id: field.dataset.call, text: field.value })) : null;
@@ -153,7 +157,7 @@ export class Playground {
   write() {
     let text;
     try {
-      const body = this.dialect.request(this.form(this.nextTurns()));
+      const body = this.dialect.request(this.form(this.shownTurns()));
       const wanted = document.querySelector("input[name=snippet]:checked").value;
       text = wanted === "curl" ? curl(this.dialect, BASE, body, this.keyed) : python(this.dialectName, BASE, body, this.keyed);
     } catch (error) {
@@ -181,6 +185,7 @@ export class Playground {
   begin() {
     this.running?.abort();
     this.turns = [];
+    this.sent = null;
     byId("rendering").replaceChildren(el("p", { class: "hint" }, "The answer appears here."));
     byId("raw").replaceChildren(el("div", { class: "hint" }, "What the service sends appears here, as it comes."));
     say(byId("raw-count"), "");
@@ -204,7 +209,7 @@ export class Playground {
       return;
     }
     const before = this.turns;
-    this.turns = turns;
+    this.turns = this.sent = turns;
     const answer = new Answer(this.dialect, turns.at(-1), before.length === 0 || !this.dialect.conversation);
     this.running = new AbortController();
     this.busy(true);
@@ -286,6 +291,7 @@ class Answer {
 
   async take(base, body, headers, signal) {
     this.began = performance.now();
+    say(byId("answered"), "");
     try {
       const response = await fetch(base + this.dialect.path, {
         method: "POST", headers, body: JSON.stringify(body), signal, credentials: "omit",
@@ -301,6 +307,7 @@ class Answer {
       this.reader.error = signal.aborted ? "Stopped." : `The connection broke: ${error.message}`;
     }
     this.ended = performance.now();
+    say(byId("answered"), this.reader.error ?? `The answer is complete: ${count(this.reader.usage?.output ?? 0)} tokens.`);
     this.whole = this.reader.error === null && this.reader.parts.length > 0;
     this.draw();
     if (this.reader.error !== null) this.turn.append(el("div", { class: "part error", role: "alert" }, this.reader.error));
@@ -356,10 +363,9 @@ class Answer {
     const following = raw.scrollHeight - raw.scrollTop - raw.clientHeight < 40;
     raw.append(
       ...this.waiting.map(({ at, event, data, level }) =>
-        el("div", { class: level || null },
+        el("div", { class: "record" },
           el("span", { class: "at" }, `${Math.round(at)} ms`),
-          event ? el("span", { class: "event" }, event) : null,
-          data),
+          el("span", { class: level || null }, event ? el("span", { class: "event" }, event) : null, data)),
       ),
     );
     this.waiting = [];

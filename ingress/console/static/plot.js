@@ -16,7 +16,7 @@ export class Plot {
     this.read = read;
     this.name = el("span", { class: "name" }, name);
     this.big = el("span", { class: "big" });
-    this.keys = el("span");
+    this.keys = el("span", { class: "keys" });
     this.caption = el("figcaption", {}, this.name, this.big, this.keys);
     this.frame = svg("svg", { class: "plot", role: "img" });
     figure.append(this.caption, this.frame);
@@ -69,9 +69,8 @@ export class Plot {
       parts.push(svg("line", { class: "cross", x1: x, x2: x, y1: TOP, y2: height - BOTTOM }));
       texts = [["", `${clock(found.at)}: ${this.read(found)}`]];
     }
-    this.keys.replaceChildren(
-      ...texts.flatMap(([name, text]) => [el("span", { class: name || null }, text), "  "]),
-    );
+    texts = texts.filter(([, text]) => text);
+    this.keys.replaceChildren(...texts.map(([name, text]) => el("span", { class: name || null }, text)));
     this.frame.replaceChildren(...parts);
   }
 
@@ -171,4 +170,4 @@ function niceStep(rough) {
   return Math.max(step, rough < 1 ? 1 : step);
 }
 
-export const secondsAxis = (value) => duration(value).replace(".0 s", " s").replace(" m 00 s", " min");
+export const secondsAxis = (value) => (value < 1 ? duration(value) : `${value} s`);

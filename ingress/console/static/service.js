@@ -19,7 +19,7 @@ export class Service {
     this.firsts = [];
     this.plots = plots();
     this.tables = tables();
-    this.told = "";
+    this.told = null;
   }
 
   past({ samples, first_tokens }) {
@@ -59,7 +59,17 @@ export class Service {
       say(link, `Show ${one.where}`);
     });
     while (list.children.length > found.length) list.lastChild.remove();
+    this.announce(found);
     document.title = found.some((one) => one.level === "bad") ? "(!) Headrace console" : "Headrace console";
+  }
+
+  // Aloud only when something new is there, or gone: ages and counts change all the time.
+  announce(found) {
+    const kinds = found.map((one) => `${one.level} ${one.where}`).join();
+    if (this.told !== null && kinds !== this.told) {
+      say(byId("said"), found.length ? found.map((one) => one.what).join(" ") : "All is well again.");
+    }
+    this.told = kinds;
   }
 
   showPlots(now) {
@@ -73,12 +83,12 @@ export class Service {
     });
     const oldest = Math.max(0, ...now.queues.filter((one) => one.job_class !== "batch").map((one) => one.oldest_s));
     this.plots.waiting.show(now.at, since, this.samples, {
-      big: count(waiting + waitingBatch),
+      big: count(waiting),
       keys: [
-        ["key", `live ${count(waiting)}`], ["key batch", `batch ${count(waitingBatch)}`],
-        ["", `in flight ${count(inFlight)}`], ["", oldest ? `oldest live ${duration(oldest)}` : ""],
+        ["", oldest ? `oldest for ${duration(oldest)}` : "nothing waits"],
+        ["", `in flight ${count(inFlight)}`], ["", waitingBatch ? `lines of batches ${count(waitingBatch)}` : ""],
       ],
-      summary: `${count(waiting)} live and ${count(waitingBatch)} of batches now, ${count(inFlight)} in flight`,
+      summary: `${count(waiting)} now, at most ${count(Math.max(...this.samples.map((one) => one.waiting)))} in the time shown`,
     });
     const minute = this.firsts.filter((one) => one.at > now.at - 60).map((one) => one.value).sort((a, b) => a - b);
     const [middle, slow] = [quantile(minute, 0.5), quantile(minute, 0.95)];
@@ -105,9 +115,9 @@ export class Service {
     tables.accounts.update(now.accounts, {
       empty: now.keys_needed ? "No account is near one of its limits." : "There are no accounts: requests need no key.",
     });
-    const shown = now.requests.map((one) => ({ ...one, several }));
     const more = now.requests_omitted ? `, and ${count(now.requests_omitted)} more` : "";
-    tables.requests.update(shown, { note: shown.length ? `${count(shown.length)}${more}` : "" });
+    tables.requests.without("Pod", !several);
+    tables.requests.update(now.requests, { note: now.requests.length ? `${count(now.requests.length)}${more}` : "" });
     tables.errors.update(now.errors.map((one) => ({ ...one, now: now.at })), { note: "of the last ten minutes" });
     const away = now.batches_away ? "The store cannot be reached." : "No batch is under way.";
     tables.batches.update((now.batches ?? []).map((one) => ({ ...one, now: now.at })), {
@@ -134,9 +144,9 @@ function plots() {
       read: (one) => `live ${rate(one.live)}, batch ${rate(one.batch)}`,
     }),
     waiting: new Lines(byId("plot-waiting"), {
-      name: "Requests that wait for a worker", axis: tokens, least: 3,
-      series: [["", (one) => one.waiting], ["batch", (one) => one.waitingBatch]],
-      read: (one) => `live ${count(one.waiting)}, batch ${count(one.waitingBatch)}, in flight ${count(one.inFlight)}`,
+      name: "Live requests that wait for a worker", axis: tokens, least: 3,
+      series: [["", (one) => one.waiting]],
+      read: (one) => `${count(one.waiting)} waiting, ${count(one.inFlight)} in flight`,
     }),
     ttft: new Dots(byId("plot-ttft"), {
       name: "Time to first token", axis: secondsAxis,
@@ -179,7 +189,7 @@ function tables() {
         { head: "State", ...badge((one) => MODEL[one.state], (one) => one.state) },
         { head: "Slots", num: true, text: (one) => (one.workers ? count(one.slots) : "") },
         { head: "Window", num: true, text: (one) => (one.told ? tokens(one.context_length) : "") },
-        { head: "Output", num: true, text: (one) => (one.max_output_tokens ? tokens(one.max_output_tokens) : "") },
+        { head: "Most output", num: true, text: (one) => (one.max_output_tokens ? tokens(one.max_output_tokens) : "–") },
         { head: "Can", className: "wrap", text: (one) => abilities(one) },
       ],
     }),
@@ -230,7 +240,7 @@ function tables() {
         { head: "Model", className: "id", text: (one) => one.model },
         { head: "Account", className: "id", text: (one) => one.account ?? "" },
         { head: "Worker", className: "id", text: (one) => (one.worker ? one.worker + (one.attempt > 1 ? `, attempt ${one.attempt}` : "") : "") },
-        { head: "Pod", className: "id", text: (one) => (one.several ? one.pod : "") },
+        { head: "Pod", className: "id", text: (one) => one.pod },
       ],
     }),
     errors: table("errors", {

@@ -17,7 +17,13 @@ export class Table {
       el("th", { scope: "col", class: column.num ? "num" : null }, column.head),
     );
     const table = el("table", {}, el("caption", {}, title), el("thead", {}, el("tr", {}, ...line)), this.body);
-    this.frame = el("div", { class: "scroll-x", tabindex: "0", role: "region", "aria-labelledby": heading.id }, table);
+    this.frame = el("div", { class: "scroll-x", role: "region", "aria-label": `${title}, the table` }, table);
+    // The keyboard stops there only if there is something to scroll.
+    const scrolls = ({ scrollWidth, clientWidth, scrollHeight, clientHeight }) =>
+      scrollWidth > clientWidth || scrollHeight > clientHeight;
+    const observer = new ResizeObserver(() => mark(this.frame, "tabindex", scrolls(this.frame) ? "0" : null));
+    observer.observe(this.frame);
+    observer.observe(table);
     this.empty = el("p", { class: "empty" });
     this.emptyText = empty;
     if (search) {
@@ -60,6 +66,14 @@ export class Table {
     say(this.count, note);
   }
 
+  // Leaves a column out, for as long as it says nothing.
+  without(head, hidden) {
+    const at = this.columns.findIndex((column) => column.head === head);
+    if (this.left === (hidden ? at : null)) return;
+    this.left = hidden ? at : null;
+    for (const line of this.frame.querySelectorAll("tr")) line.children[at].hidden = hidden;
+  }
+
   matches(row) {
     const { cells } = this.rows.get(this.key(row)) ?? this.make(row, true);
     this.columns.forEach((column, at) => {
@@ -71,9 +85,9 @@ export class Table {
 
   make(row, apart = false) {
     const line = el("tr");
-    const cells = this.columns.map((column) => {
+    const cells = this.columns.map((column, at) => {
       const classes = [column.num ? "num" : "", column.className ?? ""].join(" ").trim();
-      const td = el("td", { class: classes || null });
+      const td = el("td", { class: classes || null, hidden: at === this.left });
       line.append(td);
       return column.make ? { td, ...column.make(td) } : td;
     });
