@@ -30,10 +30,9 @@ from ingress.options import (
 )
 from ingress.settings import IngressSettings
 from ingress.usage.keeper import Keeper, keeping
-from schemas import telemetry
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
-from schemas.options import AmqpUrl, blobs_option, log_level_option, option
+from schemas.options import AmqpUrl, Logs, blobs_option, log_options, option
 from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
 log = structlog.get_logger()
@@ -107,7 +106,7 @@ _DEFAULTS = BatcherSettings()
 )
 @usage_log_option()
 @usage_days_option()
-@log_level_option()
+@log_options()
 def batcher(
     amqp_url: str,
     database: str,
@@ -117,14 +116,14 @@ def batcher(
     metrics_port: int | None,
     metrics_host: str,
     usage_log: Path | None,
-    log_level: str,
+    logs: Logs,
     **values: Any,
 ) -> None:
     """Run batches: their lines become Jobs below live traffic, their results files.
 
     Any number of these share the work; each batch is run by one of them at a time.
     """
-    telemetry.configure_logging(log_level)
+    logs.configure()
     metrics = IngressMetrics()
     deployment = read_config(config)
     settings = IngressSettings(

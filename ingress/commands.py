@@ -19,11 +19,10 @@ from ingress.idempotency.settings import IdempotencySettings
 from ingress.options import database_option, opened_store, usage_log_option
 from ingress.server import Server
 from ingress.settings import IngressSettings, LimitSettings, TimeLimits
-from schemas import telemetry
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
-from schemas.options import AmqpUrl, blobs_option, log_level_option, option, stacked
+from schemas.options import AmqpUrl, Logs, blobs_option, log_options, option, stacked
 from schemas.tracing.tracing import Tracing, traced
 from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
@@ -183,7 +182,7 @@ ingress_options = stacked(
         "for one that comes back.",
     ),
     usage_log_option(),
-    log_level_option(),
+    log_options(),
 )
 """The options of everything that serves HTTP."""
 
@@ -291,12 +290,12 @@ def ingress(
     database: str | None,
     engine: str | None,
     upstream_url: str | None,
-    log_level: str,
+    logs: Logs,
     **values: Any,
 ) -> None:
     """Serve HTTP; any number of these share the work."""
     del engine, upstream_url
-    telemetry.configure_logging(log_level)
+    logs.configure()
     settings = ingress_settings(values, database=database is not None)
     settings = settings.model_copy(update={"model": served_id(model) if model else None})
     if settings.idempotency.keep_answers and blobs is None:

@@ -39,9 +39,8 @@ from ingress.options import (
 from ingress.server import Server
 from ingress.services import Services
 from ingress.settings import IngressSettings, data_dir
-from schemas import telemetry
 from schemas.model_card import served_id
-from schemas.options import READY_OPTION, AmqpUrl, option, supervise_option
+from schemas.options import READY_OPTION, AmqpUrl, Logs, option, supervise_option
 from schemas.tracing.tracing import Tracing, traced
 from schemas.transport.base import Dispatcher, JobSource
 from schemas.transport.memory import MemoryTransport
@@ -93,14 +92,14 @@ def up(
     usage_days: int,
     supervised: bool,
     ready_fd: int | None,
-    log_level: str,
+    logs: Logs,
     **values: Any,
 ) -> None:
     """Run everything in one process: HTTP, queue and engine.
 
     Without --model a small real model is prepared once and answers on the CPU.
     """
-    telemetry.configure_logging(log_level)
+    logs.configure()
     settings = ingress_settings(values, database=keeps_batches)
     if values["engine"] == "upstream" and not (values["upstream_url"] and model):
         raise click.UsageError("--engine upstream needs --upstream-url and --model")
@@ -218,6 +217,7 @@ async def working(
                 store=store,
                 blobs=data.blobs if data else None,
                 database=store.database if store else None,
+                pods=dispatcher.pods if isinstance(dispatcher, RabbitDispatcher) else None,
                 tracing=tracing,
             ) as services,
         ):
@@ -297,6 +297,8 @@ def _print_invitation(console: Console, url: str, model: str, authenticated: boo
         "Try it:",
         f"  curl -sS {url}/v1/chat/completions{key} -H 'Content-Type: application/json'"
         f" -d '{body}'",
+        "",
+        f"See what it does, and try more: {url}/console",
         "",
         "Ctrl-C stops everything.",
     )

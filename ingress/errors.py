@@ -17,6 +17,7 @@ from ingress.console.activity import Activity
 from ingress.dialects.base import Dialect
 from ingress.dialects.registry import DIALECTS
 from ingress.limits.refusals import Refused
+from schemas import telemetry
 from schemas.errors import (
     ErrorInfo,
     InternalError,
@@ -105,9 +106,17 @@ def _respond(request: Request, error: ServingError) -> Response:
         headers = [(name.decode(), value.decode()) for name, value in standing]
         info = msgspec.structs.replace(info, headers=(*info.headers, *headers))
     if request.url.path.startswith("/v1/"):
+        status = dialect.error_status(info)
+        log.info(
+            telemetry.REQUEST_REFUSED,
+            request_id=request.state.request_id,
+            dialect=dialect.name,
+            status=status,
+            code=info.code,
+        )
         request.app.state.activity.failed(
             info.code,
-            dialect.error_status(info),
+            status,
             request_id=request.state.request_id,
             dialect=dialect.name,
             account=getattr(request.state, "account", None),

@@ -5,13 +5,15 @@ No command lives here, and no option of one side only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import click
 
 from schemas.blobs.base import BlobStore, BlobStoreUnavailable
 from schemas.blobs.location import open_blobs
+from schemas.telemetry import configure_logging
 from schemas.transport.rabbit import parse_urls
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,15 +80,64 @@ def blobs_option(*, required: bool = False) -> Callable[[F], F]:
     )
 
 
-def log_level_option() -> Callable[[F], F]:
-    """`--log-level`."""
-    return option(
+class Logs(NamedTuple):
+    """What is written into the log, and how.
+
+    Attributes:
+        level: Least level of its lines.
+        form: `json`, `text`, or `auto`: text on a terminal.
+        sample: Of lines about what went well one in so many is written.
+    """
+
+    level: str
+    form: str
+    sample: int
+
+    def configure(self) -> None:
+        """Log like that from now on."""
+        json = None if self.form == "auto" else self.form == "json"
+        configure_logging(self.level, json=json, sample=self.sample)
+
+
+def log_options() -> Callable[[F], F]:
+    """`--log-level` and more about the log; the command is given them together as `logs`."""
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def with_logs(*args: Any, **kwargs: Any) -> Any:
+            logs = Logs(*(kwargs.pop(f"log_{field}") for field in Logs._fields))
+            return command(*args, logs=logs, **kwargs)
+
+        return _log_options(cast(F, with_logs))
+
+    return decorate
+
+
+_log_options: Final = stacked(
+    option(
         "--log-level",
         env="LOG_LEVEL",
         default="info",
         type=click.Choice(["debug", "info", "warning", "error"]),
         help="Least level of log lines.",
-    )
+    ),
+    option(
+        "--log-format",
+        "log_form",
+        env="LOG_FORMAT",
+        default="auto",
+        type=click.Choice(["auto", "json", "text"]),
+        help="Of log lines; auto is text on a terminal, else JSON.",
+    ),
+    option(
+        "--log-sample",
+        env="LOG_SAMPLE",
+        default=1,
+        type=click.IntRange(min=1),
+        help="Of the lines about requests that went well write one in so many; of all others, "
+        "every one.",
+    ),
+)
 
 
 READY_OPTION: Final = "--ready-fd"

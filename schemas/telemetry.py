@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import traceback
+import zlib
 from typing import Any, Final
 
 import orjson
@@ -22,6 +23,12 @@ REQUEST_COMPLETED: Final = "request.completed"
 
 COUNT_COMPLETED: Final = "count.completed"
 """The same for a request that only counts tokens."""
+
+REQUEST_REFUSED: Final = "request.refused"
+"""The same for a request that was answered with an error before anything was begun for it."""
+
+JOB_COMPLETED: Final = "job.completed"
+"""A worker's line of a Job that it has brought to its end."""
 
 FILE_TRANSFERRED: Final = "file.transferred"
 """The same for an upload or a download."""
@@ -38,6 +45,9 @@ ENGINE_LOST: Final = "worker.engine_lost"
 BATCH_CLAIMED: Final = "batch.claimed"
 BATCH_VALIDATED: Final = "batch.validated"
 BATCH_FINISHED: Final = "batch.finished"
+
+_SAMPLED: Final = frozenset((REQUEST_COMPLETED, COUNT_COMPLETED, JOB_COMPLETED))
+_WELL: Final = frozenset(("completed", "exact"))
 
 _MAX_FRAMES: Final = 30
 
@@ -88,12 +98,41 @@ def _render_json(_: Any, __: str, event: structlog.typing.EventDict) -> str:
     return orjson.dumps(event, default=repr).decode()
 
 
-def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
+class Sampling:
+    """Leaves out most of the lines about what went well.
+
+    Which ones depends on the Job alone, so that of one that is told of everything is, by whatever
+    process; a line that stands for others says for how many. What failed, was given up, or took
+    more than one worker is always told.
+
+    Args:
+        of: One in so many is kept.
+    """
+
+    def __init__(self, of: int) -> None:
+        self._of = of
+
+    def __call__(
+        self, _: Any, __: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        if event["event"] not in _SAMPLED or event.get("outcome", "completed") not in _WELL:
+            return event
+        if event.get("attempt", 1) != 1 or event.get("status", 200) != 200:
+            return event
+        identity = event.get("job_id") or event.get("request_id") or ""
+        if zlib.crc32(str(identity).encode()) % self._of:
+            raise structlog.DropEvent
+        event["sample"] = self._of
+        return event
+
+
+def configure_logging(level: str = "info", *, json: bool | None = None, sample: int = 1) -> None:
     """Route structlog and the standard library's loggers to stdout.
 
     Args:
         level: Least level written: debug, info, warning or error.
         json: JSON lines, or readable ones; by default JSON unless stdout is a terminal.
+        sample: Of the lines about what went well one in so many is written.
     """
     if json is None:
         json = not sys.stdout.isatty()
@@ -108,7 +147,7 @@ def configure_logging(level: str = "info", *, json: bool | None = None) -> None:
     )
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
-        processors=[*shared, *renderer],
+        processors=[*([Sampling(sample)] if sample > 1 else []), *shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(),
         cache_logger_on_first_use=True,

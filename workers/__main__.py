@@ -19,8 +19,9 @@ from schemas.model_card import served_id
 from schemas.options import (
     READY_OPTION,
     AmqpUrl,
+    Logs,
     blobs_option,
-    log_level_option,
+    log_options,
     option,
     supervise_option,
 )
@@ -77,7 +78,7 @@ log = structlog.get_logger()
     default="127.0.0.1",
     help="Address for --metrics-port; they tell model names and load to whoever reaches it.",
 )
-@log_level_option()
+@log_options()
 @supervise_option("its engine")
 def worker(
     amqp_url: str,
@@ -86,13 +87,13 @@ def worker(
     reasoning_parser: str | None,
     metrics_port: int | None,
     metrics_host: str,
-    log_level: str,
+    logs: Logs,
     supervised: bool,
     ready_fd: int | None,
     **values: Any,
 ) -> None:
     """Run one engine and serve Jobs from the broker until SIGTERM."""
-    telemetry.configure_logging(log_level)
+    logs.configure()
     if supervised:
         arguments = sys.argv[2:] if sys.argv[1:2] == ["worker"] else sys.argv[1:]
         command = [sys.executable, "-m", "workers", *arguments, "--no-supervise"]

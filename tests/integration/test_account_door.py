@@ -115,7 +115,7 @@ def settings_of(*arguments: str) -> Result:
 
     @click.command()
     @ingress_options
-    def command(log_level: str, **values: Any) -> None:
+    def command(logs: object, **values: Any) -> None:
         ingress_settings(values)
 
     return CliRunner().invoke(command, arguments)

@@ -23,6 +23,7 @@ from workers.__main__ import worker
         ("--concurrency", "0"),
         ("--repetition-window", "-1"),
         ("--metrics-port", "70000"),
+        ("--log-sample", "0"),
     ],
 )
 def test_senseless_numbers(command: click.Command, option: str, value: str) -> None:

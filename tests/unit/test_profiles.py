@@ -21,7 +21,7 @@ def chosen(tmp_path: Path, *, file: str = "", flag: str = "", variable: str = ""
 
     @click.command()
     @ingress_options
-    def command(log_level: str, **values: object) -> None:
+    def command(logs: object, **values: object) -> None:
         found.append(ingress_settings(values).profile)
 
     path = tmp_path / "headrace.yaml"
