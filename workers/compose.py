@@ -12,7 +12,7 @@ from schemas.tracing.tracing import Tracing
 from schemas.transport.base import JobSource
 from workers.consumer import Consumer
 from workers.count import TokenCounter
-from workers.engines.base import Engine
+from workers.engines.base import Engine, MeasuredEngine
 from workers.metrics import WorkerMetrics
 from workers.output_format import OutputFormat
 from workers.parsing.harmony import HARMONY_NAME
@@ -82,6 +82,9 @@ def build_consumer(
 ) -> Consumer:
     """A Consumer for a started engine."""
     metrics.info.info({"model": engine.card.id, "engine": engine.name})
+    if isinstance(engine, MeasuredEngine):
+        for collector in engine.collectors():
+            metrics.registry.register(collector)
     runner = Runner(
         engine,
         worker_id=worker_id,

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
+from prometheus_client.registry import Collector
 
 from schemas.delta import (
     ArgumentsDelta,
@@ -231,6 +232,15 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None: ...
+
+
+@runtime_checkable
+class MeasuredEngine(Engine, Protocol):
+    """An engine that has metrics of its own."""
+
+    def collectors(self) -> Sequence[Collector]:
+        """What shows them; valid after `start`."""
+        ...
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -29,6 +29,7 @@ from workers.engines.sglang_choice import Choice
 from workers.engines.sglang_grammar import GrammarTrial
 from workers.engines.sglang_health import HANG_S, LAST_WORDS_S, Health
 from workers.engines.sglang_launch import Launched, launch, shut_down
+from workers.engines.sglang_metrics import SglangMetrics
 from workers.engines.sglang_request import (
     ModelFacts,
     arguments,
@@ -105,6 +106,7 @@ class SglangEngine:
         self._launched: Launched | None = None
         self._health: Health | None = None
         self._grammars: GrammarTrial | None = None
+        self._metrics: SglangMetrics | None = None
         self._card: ModelCard | None = None
         self._vision: Vision | None = None
         self.template_stop_strings: tuple[str, ...] = ()
@@ -117,6 +119,7 @@ class SglangEngine:
             server_args=self._server_args,
             last_words_s=self._last_words_s,
         )
+        self._metrics = SglangMetrics.adopt()
         self._sglang = self._launched.engine
         self._manager = self._sglang.tokenizer_manager
         self._tokenizer = self._manager.tokenizer
@@ -178,6 +181,10 @@ class SglangEngine:
         grammars = GrammarTrial()
         await grammars.start(info, any_whitespace=not compact)
         self._grammars = grammars
+
+    def collectors(self) -> Sequence[SglangMetrics]:
+        """See `MeasuredEngine`."""
+        return [] if self._metrics is None else [self._metrics]
 
     async def stop(self) -> None:
         if self._grammars is not None:

@@ -33,6 +33,7 @@ import msgspec
 import structlog
 
 from workers.engines.sglang_health import Failure
+from workers.engines.sglang_metrics import share_metrics
 from workers.engines.sglang_scheduler import run_scheduler_process
 
 log = structlog.get_logger()
@@ -202,6 +203,7 @@ class _Here:
         self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        share_metrics()
         self._run(*args, **kwargs)
 
     def __getstate__(self) -> tuple[Callable[..., object], dict[str, str]]:
