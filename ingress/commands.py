@@ -84,7 +84,7 @@ ingress_options = stacked(
         callback=_strong_key,
         help="Key for /console, which shows models, workers, queues and requests. Give it by its "
         "variable. Default: none; then it is there only for people on this machine, and only if "
-        "--host is a loopback address.",
+        "--host is a loopback address and there is no --public-url.",
     ),
     option(
         "--profile",

@@ -7,8 +7,7 @@ from typing import Final
 
 from ingress.accounts.account import Limits
 from ingress.console.status import AccountUse, LimitUse
-from ingress.limits.limiter import Seen
-from ingress.limits.state import AccountState, Window, forget
+from ingress.limits.state import AccountState, Seen, Window, forget
 
 NEAR: Final = 0.8
 """So much of a limit is worth showing."""

@@ -38,7 +38,8 @@ def is_loopback(host: str) -> bool:
 def is_local(request: Request) -> bool:
     """Whether a request was made on this machine, by somebody who meant this machine."""
     headers = request.headers
-    if any(name in headers for name in _FORWARDED):
+    # No browser speaks HTTP/1.0, but some proxies do that add no header of their own.
+    if any(name in headers for name in _FORWARDED) or request.scope["http_version"] == "1.0":
         return False
     try:
         host = urlsplit(f"//{headers.get('host', '')}").hostname or ""

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ingress.console.history import History
 from ingress.console.observer import Observer
@@ -238,7 +238,10 @@ class Events(Response):
         self._over.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
+        if scope["method"] == "HEAD":
+            await send(self._head())
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         self._services.answers.add(self)
         self._watch.enter()
         carrying = asyncio.create_task(self._carry(send))
@@ -258,9 +261,12 @@ class Events(Response):
                 async with asyncio.timeout(1.0):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _head(self) -> Message:
+        return {"type": "http.response.start", "status": 200, "headers": self._fields}
+
     async def _carry(self, send: Send) -> None:
         opening = b"retry: 1000\n\n" + await self._watch.opening()
-        await send({"type": "http.response.start", "status": 200, "headers": self._fields})
+        await send(self._head())
         await self._write(send, opening)
         while True:
             await self._write(send, await self._watch.following())

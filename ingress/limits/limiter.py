@@ -7,13 +7,13 @@ whatever is in flight anywhere. A reservation is settled exactly once, or given 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from ingress.accounts.account import Account, Limits
+from ingress.accounts.account import Account
 from ingress.limits.standing import Standing
-from ingress.limits.state import AccountState
+from ingress.limits.state import Seen
 from schemas.delta import Usage
 
 
@@ -50,19 +50,6 @@ class Reservation(Protocol):
     def give_back(self) -> None:
         """The request was refused before it used anything. Idempotent; never blocks."""
         ...
-
-
-class Seen(NamedTuple):
-    """An account with limits, as a process saw it last.
-
-    Attributes:
-        now: Unix seconds, by the clock that judges.
-    """
-
-    account_id: str
-    limits: Limits
-    state: AccountState
-    now: float
 
 
 class Limiter(Protocol):

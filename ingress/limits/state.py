@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -148,6 +148,19 @@ class AccountState(msgspec.Struct, frozen=True, array_like=True):
         """Whether the budget is used up."""
         budget = limits.budget
         return budget is not None and self.spent(budget.period, now) >= budget.cents * _MICROCENTS
+
+
+class Seen(NamedTuple):
+    """An account with limits, as a process saw it last.
+
+    Attributes:
+        now: Unix seconds, by the clock that judges.
+    """
+
+    account_id: str
+    limits: Limits
+    state: AccountState
+    now: float
 
 
 class Ask(msgspec.Struct, frozen=True):

@@ -50,7 +50,9 @@ def console_routes(services: Services) -> APIRouter:
     """All paths, or none where nobody may look."""
     router = APIRouter(include_in_schema=False)
     settings = services.settings
-    if services.watch is None or not (settings.console_key or is_loopback(settings.host)):
+    # Who names a URL for others serves them, by way of a proxy if on a loopback address.
+    private = is_loopback(settings.host) and settings.public_url is None
+    if services.watch is None or not (settings.console_key or private):
         return router
     console = _Console(
         services,

@@ -65,7 +65,9 @@ class RabbitPods:
             exclusive=True,
             arguments=topology.private_queue_arguments(),
         )
+        # Answers go by the same exchange: whoever may ask may answer, with no further permission.
         await queue.bind(control, topology.CONTROL_PODS)
+        await queue.bind(control, queue.name)
         self._queue = queue.name
         await queue.consume(self._on_message, no_ack=True)
 
@@ -73,9 +75,7 @@ class RabbitPods:
         self._tell = tell
 
     def ask(self) -> None:
-        self._post(
-            topology.CONTROL_EXCHANGE, topology.CONTROL_PODS, _Question(reply_to=self._queue)
-        )
+        self._post(topology.CONTROL_PODS, _Question(reply_to=self._queue))
 
     def heard(self) -> Mapping[str, bytes]:
         oldest = asyncio.get_running_loop().time() - _HEARD_S
@@ -93,10 +93,9 @@ class RabbitPods:
         if isinstance(heard, _Answer):
             self._heard[heard.who] = (heard.body, asyncio.get_running_loop().time())
         elif heard.reply_to != self._queue and self._tell is not None:
-            answer = _Answer(who=self._who, body=self._tell())
-            self._post("", heard.reply_to, answer)  # by the default exchange: to that queue
+            self._post(heard.reply_to, _Answer(who=self._who, body=self._tell()))
 
-    def _post(self, exchange: str, routing_key: str, message: _Message) -> None:
+    def _post(self, routing_key: str, message: _Message) -> None:
         session = self._session()
         if session is not None and not session.tap.blocked:
-            session.post(exchange, routing_key, _encoder.encode(message))
+            session.post(topology.CONTROL_EXCHANGE, routing_key, _encoder.encode(message))

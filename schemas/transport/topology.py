@@ -24,7 +24,8 @@ JOBS_EXCHANGE: Final = "headrace.jobs"
 """Direct; routing key `job_queue(model, kind)`."""
 
 CONTROL_EXCHANGE: Final = "headrace.control"
-"""Topic; routing key `control_key(model)`: cancels and questions to the workers of a model."""
+"""Topic; routing key `control_key(model)`: cancels and questions to the workers of a model; or see
+`CONTROL_PODS`, whose answers have the asker's queue as their key."""
 
 WORKERS_EXCHANGE: Final = "headrace.workers"
 """Fanout: announcements of workers to every dispatcher."""

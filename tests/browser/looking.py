@@ -17,12 +17,12 @@ from tests.fixtures.stack import MODEL, Pod
 
 @asynccontextmanager
 async def console(
-    browser: Browser, pod: Pod, *, view: str = "", **options: Any
+    browser: Browser, pod: Pod, *, view: str = "", every_s: float = 0.1, **options: Any
 ) -> AsyncIterator[Page]:
     """The console of a pod, once it is live; it must have asked nobody but that pod."""
     watch = pod.services.watch
     assert watch is not None
-    watch.every_s = 0.1
+    watch.every_s = every_s
     asked: set[str] = set()
     async with opened_page(browser, "about:blank", **options) as page:
         page.on("request", lambda request: asked.add(request.url))

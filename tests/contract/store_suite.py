@@ -302,6 +302,19 @@ class BatchSuite:
         assert await store.batches("ours", "openai", limit=3, after=other_shape) is None
         assert await store.batches("ours", "openai", limit=3, before="batch_0") is None
 
+    async def test_unfinished_batches_of_all_accounts_are_found(self, opener: Opener) -> None:
+        store = await opener()
+        for number, account in ((1, "ours"), (2, "theirs"), (3, "ours"), (4, "ours")):
+            await store.add_batch(
+                a_batch(number, account=account, created_at=1_760_000_000 - number),
+                max_unfinished=MANY,
+            )
+        done = a_batch(3).batch_id
+        await store.change_batch(done, lambda one: msgspec.structs.replace(one, status="failed"))
+        found = [batch.batch_id for batch in await store.unfinished_batches(MANY)]
+        assert found == [a_batch(number).batch_id for number in (4, 2, 1)]
+        assert len(await store.unfinished_batches(2)) == 2
+
     async def test_an_account_has_so_many_unfinished_batches_and_no_more(
         self, opener: Opener
     ) -> None:

@@ -1,5 +1,6 @@
 """Who may look at the console, what it is made of, and what its moments tell."""
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -49,6 +50,7 @@ async def test_without_a_key_only_this_machine_may_look() -> None:
     async with memory_stack() as stack, client(stack) as http:
         for path in PATHS:
             assert await status(http, path) == 200
+            assert (await http.head(path)).status_code == 200
         assert await status(http, "/console", host="localhost:8000") == 200
         assert await status(http, "/console", host="[::1]:8000") == 200
         # A name of somebody else that leads here, a proxy, and another site's page.
@@ -75,6 +77,19 @@ async def test_where_others_can_come_there_is_nothing_without_a_key() -> None:
             response = await http.get(path)
             assert response.status_code == 404
             assert response.json()["error"]["code"] == "not_found"
+    async with memory_stack(public_url="https://llm.example.com") as stack, client(stack) as http:
+        assert await status(http, "/console") == 404
+
+
+async def test_an_old_proxy_is_not_a_person_on_this_machine() -> None:
+    async with memory_stack() as stack:
+        host, _, port = stack.url[7:].partition(":")
+        for version, answer in (("1.0", b"404"), ("1.1", b"200")):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET /console HTTP/{version}\r\nHost: {host}:{port}\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] == answer
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_the_key_lets_in_and_nothing_else() -> None:
@@ -149,6 +164,7 @@ def asked_with(stack: Stack, cookies: dict[str, str]) -> Request:
         {
             "type": "http",
             "scheme": "http",
+            "http_version": "1.1",
             "headers": [(b"host", stack.url[7:].encode()), (b"cookie", text.encode())],
         }
     )

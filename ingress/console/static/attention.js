@@ -36,7 +36,7 @@ export function attention(now) {
     const name = account.name || account.account;
     const refused = account.refused ? `${plural(account.refused, "request")} refused lately.` : "";
     if (full.length) tell("warn", `Account ${name} has used up its ${full.join(" and ")}.`, refused, "accounts");
-    else if (account.refused) tell("warn", `Account ${name} is at a limit.`, refused, "accounts");
+    else if (account.refused) tell("warn", `Account ${name} was at a limit.`, refused, "accounts");
   }
   for (const errors of now.errors) {
     if (errors.status >= 500) {
