@@ -218,7 +218,6 @@ async def working(
                 blobs=data.blobs if data else None,
                 database=store.database if store else None,
                 pods=dispatcher.pods if isinstance(dispatcher, RabbitDispatcher) else None,
-                pods=dispatcher.pods if isinstance(dispatcher, RabbitDispatcher) else None,
                 tracing=tracing,
             ) as services,
         ):
@@ -298,8 +297,6 @@ def _print_invitation(console: Console, url: str, model: str, authenticated: boo
         "Try it:",
         f"  curl -sS {url}/v1/chat/completions{key} -H 'Content-Type: application/json'"
         f" -d '{body}'",
-        "",
-        f"See what it does, and try more: {url}/console",
         "",
         f"See what it does, and try more: {url}/console",
         "",
