@@ -61,9 +61,7 @@ async def _playground(browser: Browser, pod: Pod, path: Path) -> None:
 def _shrink(path: Path) -> None:
     """Few colours are enough, and a small file."""
     image = Image.open(path).convert("RGB")
-    image.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-        path, optimize=True
-    )
+    image.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

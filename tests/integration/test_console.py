@@ -225,6 +225,7 @@ async def test_who_watches_holds_up_no_end() -> None:
             body = response.aiter_raw()
             await anext(body)
             stack.pods[0].server.end()
-            async for _ in body:
-                pass
+            async with asyncio.timeout(5):
+                async for _ in body:
+                    pass
         await until(lambda: stack.pods[0].serving.done())

@@ -216,7 +216,7 @@ function tables() {
         { head: "Waiting", num: true, text: (one) => count(one.count) },
         { head: "Oldest", num: true, text: (one) => (one.count ? duration(one.oldest_s) : "") },
         { head: "Taken per second", num: true, text: (one) => (one.count && one.rate ? rate(one.rate) : "") },
-        { head: "Wait by that", num: true, text: (one) => (one.count && one.rate ? duration(one.count / one.rate) : "") },
+        { head: "Expected wait", num: true, text: (one) => (one.count && one.rate ? duration(one.count / one.rate) : "") },
       ],
     }),
     accounts: table("accounts", {
