@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from schemas.errors import ModelOverloaded
 
@@ -35,15 +35,17 @@ _SPREAD: Final = 0.5
 """Clients that were refused together come back over half as long again."""
 
 
+Bound: TypeAlias = Literal["concurrency", "queue_length", "queue_tokens", "expected_wait"]
+
+
 class Overload(ModelOverloaded):
     """Refused at admission.
 
     Attributes:
-        reason: Which bound was reached: `concurrency`, `queue_length`, `queue_tokens` or
-            `expected_wait`.
+        reason: Which bound was reached.
     """
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: int | None) -> None:
+    def __init__(self, message: str, *, reason: Bound, retry_after_s: int | None) -> None:
         super().__init__(message, diagnostic=reason, retry_after_s=retry_after_s)
         self.reason = reason
 

@@ -65,7 +65,8 @@ class IngressMetrics:
         )
         self.refusals = Counter(
             "headrace_refusals_total",
-            "Requests refused for want of capacity, by the bound that was reached or the error",
+            "Requests refused for want of capacity or by a limit of their account, by the bound "
+            "that was reached or the error",
             ["model", "reason"],
             registry=self.registry,
         )
@@ -119,7 +120,7 @@ class IngressMetrics:
         )
         self.move_read = Histogram(
             "headrace_move_read_seconds",
-            "From that acceptance to the next token: prompt and answer so far are read again",
+            "From the acceptance of a further attempt to its first token: all is read again",
             ["model"],
             buckets=_LATENCY_S,
             registry=self.registry,
@@ -154,11 +155,11 @@ class IngressMetrics:
         )
         self.input_tokens = self._tokens("headrace_input_tokens_total", "Prompt tokens")
         self.cached_tokens = self._tokens(
-            "headrace_cached_tokens_total", "Those of them that the engine's prefix cache had"
+            "headrace_cached_tokens_total", "Prompt tokens that the engine's prefix cache had"
         )
         self.output_tokens = self._tokens("headrace_output_tokens_total", "Generated tokens")
         self.reasoning_tokens = self._tokens(
-            "headrace_reasoning_tokens_total", "Those of them that are reasoning"
+            "headrace_reasoning_tokens_total", "Generated tokens that are reasoning"
         )
         self.transfers = Counter(
             "headrace_file_transfers_total",

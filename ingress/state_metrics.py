@@ -13,7 +13,17 @@ from typing import Final, get_args
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from ingress.backlog import Bound
+from ingress.dialects.registry import DIALECTS
+from ingress.retries import Loss
 from ingress.services import Services
+from schemas.errors import (
+    ConcurrencyLimitExceeded,
+    InsufficientCredits,
+    ModelOverloaded,
+    ModelUnavailable,
+    RateLimitExceeded,
+)
 from schemas.job import JobClass
 from schemas.process_metrics import StateCollector
 
@@ -45,7 +55,7 @@ class _Families:
             "headrace_workers", "Workers heard of lately", labels=["model"]
         )
         self.ready = GaugeMetricFamily(
-            "headrace_workers_ready", "Those of them that take requests", labels=["model"]
+            "headrace_workers_ready", "Workers heard of lately that take requests", labels=["model"]
         )
         self.slots = GaugeMetricFamily(
             "headrace_slots",
@@ -66,28 +76,56 @@ class _Families:
         )
 
 
+REFUSALS: Final = (
+    *get_args(Bound),
+    *(ModelOverloaded.code, ModelUnavailable.code),
+    *(ConcurrencyLimitExceeded.code, RateLimitExceeded.code, InsufficientCredits.code),
+)
+
+
 class _State:
-    """Remembers which models there were."""
+    """Remembers which models there were.
+
+    What is counted by model begins at 0 when a model is first seen: of a count that begins with
+    its first event nobody could tell that it has grown.
+    """
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        known = services.settings.model
-        self._models = dict.fromkeys(model.id for model in services.settings.config.models)
-        if known is not None:
-            self._models[known] = None
+        self._models: dict[str, None] = {}
+        settings = services.settings
+        for model in (*(model.id for model in settings.config.models), settings.model):
+            if model is not None:
+                self._know(model)
+        self._errors: Counter[tuple[str, str, int]] = Counter()
+        for dialect in DIALECTS.values():
+            for error in (ConcurrencyLimitExceeded, RateLimitExceeded, InsufficientCredits):
+                info = error("").info()
+                self._errors[dialect.name, info.code, dialect.error_status(info)] = 0
+
+    def _know(self, model: str) -> None:
+        if model in self._models:
+            return
+        self._models[model] = None
+        metrics = self._services.metrics
+        for reason in REFUSALS:
+            metrics.refusals.labels(model, reason)
+        for loss in get_args(Loss):
+            metrics.lost_attempts.labels(model, loss)
 
     def read(self) -> Sequence[Metric]:
         families = _Families()
         self._add_workers(families)
         self._add_queues(families)
-        for (dialect, code, status), count in self._services.activity.failures.items():
+        errors = {**self._errors, **self._services.activity.failures}
+        for (dialect, code, status), count in errors.items():
             families.errors.add_metric((dialect, code, str(status)), count)
         return families.all()
 
     def _add_workers(self, families: _Families) -> None:
         workers = self._services.dispatcher.workers()
         for worker in workers:
-            self._models[worker.card.id] = None
+            self._know(worker.card.id)
         heard = Counter(worker.card.id for worker in workers)
         ready = Counter(worker.card.id for worker in workers if not worker.draining)
         slots: Counter[tuple[str, str]] = Counter()
@@ -106,7 +144,7 @@ class _State:
         services = self._services
         waiting = {(queue.model, queue.job_class): queue for queue in services.activity.waiting()}
         for model, _ in waiting:
-            self._models[model] = None
+            self._know(model)
         for model in self._models:
             for job_class in _CLASSES:
                 queue = waiting.get((model, job_class))

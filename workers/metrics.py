@@ -34,7 +34,7 @@ class WorkerMetrics:
         )
         self.running = Gauge("headrace_worker_jobs_running", "Jobs held", registry=self.registry)
         self.running_batch = Gauge(
-            "headrace_worker_batch_jobs_running", "Batch Jobs among them", registry=self.registry
+            "headrace_worker_batch_jobs_running", "Batch Jobs held", registry=self.registry
         )
         self.engine_running = Gauge(
             "headrace_worker_engine_running",
@@ -63,7 +63,7 @@ class WorkerMetrics:
         )
         self.cached_tokens = Counter(
             "headrace_worker_cached_tokens_total",
-            "Those of them that the engine's prefix cache had",
+            "Prompt tokens of Jobs settled that the engine's prefix cache had",
             registry=self.registry,
         )
         self.output_tokens = Counter(

@@ -182,3 +182,33 @@ def test_the_broker_waits_for_the_longest_generation() -> None:
     assert int(settings["max_message_size"]) == 16 << 20
     mounts = SERVICES["rabbitmq"]["volumes"]
     assert any(mount.startswith("./deploy/rabbitmq/rabbitmq.conf:") for mount in mounts)
+
+
+def test_prometheus_finds_everything_that_has_metrics() -> None:
+    prometheus = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
+    found = {
+        (name, place["port"])
+        for job in prometheus["scrape_configs"]
+        for place in job["dns_sd_configs"]
+        for name in place["names"]
+    }
+    measured = {
+        (name, int(service["environment"]["HEADRACE_METRICS_PORT"]))
+        for name, service in SERVICES.items()
+        if "HEADRACE_METRICS_PORT" in service.get("environment", {})
+    }
+    assert found == {("ingress", 8000), *measured}
+    for name, _ in measured:
+        assert SERVICES[name]["environment"]["HEADRACE_METRICS_HOST"] == "0.0.0.0"
+
+
+def test_what_is_mounted_from_here_is_here() -> None:
+    mounted = [
+        volume.split(":")[0]
+        for service in SERVICES.values()
+        for volume in service.get("volumes", [])
+        if volume.startswith(".")
+    ]
+    assert "./deploy/grafana/headrace.json" in mounted
+    for place in mounted:
+        assert (ROOT / place).exists(), place
