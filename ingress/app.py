@@ -15,7 +15,7 @@ from ingress.accounts.store import AccountStore
 from ingress.catalog import Catalog
 from ingress.console.events import watching
 from ingress.console.status import Process
-from ingress.errors import install_error_handlers
+from ingress.errors import ErrorResponses
 from ingress.idempotency.store import IdempotencyStore
 from ingress.limits.ledger import MemoryLedger
 from ingress.limits.ledger_limiter import LedgerLimiter
@@ -29,7 +29,7 @@ from ingress.routes.console import console_routes
 from ingress.routes.documentation import documentation_routes
 from ingress.routes.files import file_routes
 from ingress.routes.health import health_routes
-from ingress.routes.inference import inference_routes
+from ingress.routes.inference import Shortcut, inference_endpoints, inference_routes
 from ingress.routes.message_batches import message_batch_routes
 from ingress.routes.models import model_routes
 from ingress.routes.usage import usage_routes
@@ -192,8 +192,10 @@ def build_app(services: Services) -> ASGIApp:
     """The ASGI app over these services."""
     # The framework's own description is left out: it cannot know what the dialects take.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    install_error_handlers(app, services.activity)
-    app.include_router(inference_routes(services))
+    errors = ErrorResponses(services.activity)
+    errors.install(app)
+    endpoints = inference_endpoints(services, errors)
+    app.include_router(inference_routes(endpoints))
     app.include_router(model_routes(services))
     app.include_router(usage_routes(services))
     app.include_router(file_routes(services))
@@ -204,7 +206,7 @@ def build_app(services: Services) -> ASGIApp:
     app.include_router(health_routes(services))
     app.include_router(documentation_routes(version("headrace")))
     # Outermost, so that even a crash of the app below answers with an id.
-    identified = RequestIdMiddleware(app)
+    identified = RequestIdMiddleware(Shortcut(app, endpoints))
     if services.tracing is None:
         return identified
     from ingress.tracing import TracedApp

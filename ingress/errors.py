@@ -99,63 +99,78 @@ def _without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _respond(request: Request, error: ServingError) -> Response:
-    dialect, info = dialect_of(request), error.info()
-    if isinstance(error, Refused):
-        standing = dialect.limit_headers(error.standings)
-        headers = [(name.decode(), value.decode()) for name, value in standing]
-        info = msgspec.structs.replace(info, headers=(*info.headers, *headers))
-    if request.url.path.startswith("/v1/"):
-        status = dialect.error_status(info)
-        log.info(
-            telemetry.REQUEST_REFUSED,
+class ErrorResponses:
+    """What whoever asked is told when something goes wrong.
+
+    Args:
+        activity: Is told as well.
+    """
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+
+    def to(self, request: Request, error: ServingError) -> Response:
+        """The complete response to a request that is refused, or failed before its first byte."""
+        dialect, info = dialect_of(request), error.info()
+        if isinstance(error, Refused):
+            standing = dialect.limit_headers(error.standings)
+            headers = [(name.decode(), value.decode()) for name, value in standing]
+            info = msgspec.structs.replace(info, headers=(*info.headers, *headers))
+        if request.url.path.startswith("/v1/"):
+            status = dialect.error_status(info)
+            log.info(
+                telemetry.REQUEST_REFUSED,
+                request_id=request.state.request_id,
+                dialect=dialect.name,
+                status=status,
+                code=info.code,
+            )
+            self._activity.failed(
+                info.code,
+                status,
+                request_id=request.state.request_id,
+                dialect=dialect.name,
+                account=getattr(request.state, "account", None),
+            )
+        return error_response(dialect, info, request.state.request_id)
+
+    def to_crashed(self, request: Request, error: Exception) -> Response:
+        """The same where the fault is one of this program's, which is logged."""
+        log.error(
+            "request.crashed",
             request_id=request.state.request_id,
-            dialect=dialect.name,
-            status=status,
-            code=info.code,
+            error=type(error).__name__,
+            exc_info=error,
         )
-        request.app.state.activity.failed(
-            info.code,
-            status,
-            request_id=request.state.request_id,
-            dialect=dialect.name,
-            account=getattr(request.state, "account", None),
-        )
-    return error_response(dialect, info, request.state.request_id)
+        return self.to(request, InternalError("Something went wrong in the server."))
+
+    def install(self, app: FastAPI) -> None:
+        """From now on every error of `app` is rendered by a dialect."""
+        app.add_exception_handler(ServingError, self._on_serving_error)
+        app.add_exception_handler(HTTPException, self._on_http_exception)
+        app.add_exception_handler(Exception, self._on_unexpected)
+
+    async def _on_serving_error(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServingError)
+        return self.to(request, error)
+
+    async def _on_http_exception(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self.to(request, _translated(request, error))
+
+    async def _on_unexpected(self, request: Request, error: Exception) -> Response:
+        return self.to_crashed(request, error)
 
 
-async def _on_serving_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServingError)
-    return _respond(request, error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _translated(request: Request, error: HTTPException) -> ServingError:
+    """The error of ours that says what the framework found."""
     if request.headers.get("upgrade", "").lower() == "websocket":
         # Some clients try a WebSocket first, and know by 404 that there is none.
-        return _respond(request, NotFound("There is no WebSocket at this path."))
+        return NotFound("There is no WebSocket at this path.")
     if error.status_code == 405:
         headers = tuple((error.headers or {}).items())
         message = "This path does not take this method; the header `Allow` names those it takes."
-        return _respond(request, MethodNotAllowed(message, headers=headers))
+        return MethodNotAllowed(message, headers=headers)
     if error.status_code == 404:
-        return _respond(request, NotFound("There is nothing at this path."))
-    return _respond(request, SchemaValidationFailed("The request could not be understood."))
-
-
-async def _on_unexpected(request: Request, error: Exception) -> Response:
-    log.error(
-        "request.crashed",
-        request_id=request.state.request_id,
-        error=type(error).__name__,
-        exc_info=error,
-    )
-    return _respond(request, InternalError("Something went wrong in the server."))
-
-
-def install_error_handlers(app: FastAPI, activity: Activity) -> None:
-    """From now on every error of `app` is rendered by a dialect, and `activity` is told."""
-    app.state.activity = activity
-    app.add_exception_handler(ServingError, _on_serving_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(Exception, _on_unexpected)
+        return NotFound("There is nothing at this path.")
+    return SchemaValidationFailed("The request could not be understood.")

@@ -156,18 +156,21 @@ async def test_every_endpoint_refuses_every_bad_key_alike(http: httpx.AsyncClien
 
 def test_no_endpoint_is_missing(stack: Stack) -> None:
     """The list above has all that the service has."""
-    from fastapi.routing import APIRoute
+    from starlette.routing import Route
 
+    from ingress.errors import ErrorResponses
     from ingress.routes.batches import batch_routes
     from ingress.routes.files import file_routes
-    from ingress.routes.inference import inference_routes
+    from ingress.routes.inference import inference_endpoints, inference_routes
     from ingress.routes.message_batches import message_batch_routes
     from ingress.routes.models import model_routes
 
-    made = (inference_routes, model_routes, file_routes, batch_routes, message_batch_routes)
-    for routes in made:
-        for route in routes(stack.services).routes:
-            assert isinstance(route, APIRoute)
+    services = stack.services
+    endpoints = inference_endpoints(services, ErrorResponses(services.activity))
+    made = (model_routes, file_routes, batch_routes, message_batch_routes)
+    for router in (inference_routes(endpoints), *(routes(services) for routes in made)):
+        for route in router.routes:
+            assert isinstance(route, Route)
             for method in (route.methods or set()) - {"HEAD"}:
                 assert any(
                     method == listed and route.path_regex.fullmatch(path)
