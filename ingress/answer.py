@@ -4,9 +4,10 @@ The status line is settled before the first byte: by the first token, by the rep
 time. After that a failure is told inside the stream, in the dialect's own way. A client that leaves
 cancels the Job at once, whether it is queued, in prefill or in decode, streaming or not.
 
-Two tasks per answer: one carries Deltas to the socket, one reads the socket's other direction. The
-caller's task only waits for either, and for the nearest of the limits; so the limits cost nothing
-per Delta.
+One task per answer, the caller's: it carries Deltas to the socket. The nearest of the limits, and
+the client's leaving, are calls of the event loop that end it or let it go on; so they cost nothing
+per Delta. And text in the midst of a stream does not even wake it: it is written in the turn in
+which it arrives, as long as its reader keeps up (`can_take`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -23,8 +25,9 @@ from ingress.dialects.base import Dialect, Encoder, Frame
 from ingress.disconnect import until_gone
 from ingress.errors import error_response
 from ingress.generation import Generation, Phase
+from ingress.line import Line, Sender
 from ingress.settings import TimeLimits
-from schemas.delta import Accepted, Completed, Delta, Started
+from schemas.delta import Accepted, Completed, Delta, SpokenDelta, Started
 from schemas.errors import (
     ClientClosedRequest,
     ErrorInfo,
@@ -44,6 +47,9 @@ IGNORED_HEADER = b"x-headrace-ignored"
 
 _PIECE_BYTES = 1 << 16
 """A reader who is slow but steady is seen to take something as often as that much is written."""
+
+_PLAIN_CHARS: Final = _PIECE_BYTES // 6
+"""Text of so many is one piece for sure: JSON writes a character in six bytes at most."""
 
 _BEFORE_THE_ANSWER = (Accepted, Started)
 """An encoder may open the stream with what these tell."""
@@ -100,13 +106,16 @@ class Answer(Response):
         self._aside: asyncio.Task[None] | None = None  # writes what is due by the clock
         self._committed = False
         self._opened = False
-        self._shutting_down = False
-        self._wake = asyncio.Event()  # the waiting task has something new to look at
+        self._send: Send
+        self._line: Line | None = None  # to the client of a stream, if there is one
+        self._carrier: asyncio.Task[None] | None = None  # while it carries
+        self._given_up_for: Exception | None = None
+        self._look: asyncio.TimerHandle | None = None
         generation.on_phase = self._phase_changed
-        generation.on_limit = self._wake.set
+        generation.on_limit = self._look_anew
 
     def _phase_changed(self) -> None:
-        self._wake.set()
+        self._look_anew()
         self._on_phase(self._generation.phase)
 
     def refuse(self) -> None:
@@ -119,8 +128,14 @@ class Answer(Response):
 
     def shut_down(self) -> None:
         """The process ends: give up what is left of this answer."""
-        self._shutting_down = True
-        self._wake.set()
+        self._give_up(ServerShuttingDown("The server is shutting down; try again."))
+
+    def _give_up(self, why: Exception) -> None:
+        """End the carrying, whatever it waits for. The first reason counts."""
+        if self._given_up_for is None:
+            self._given_up_for = why
+            if self._carrier is not None:
+                self._carrier.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: ServingError | None = None
@@ -157,7 +172,7 @@ class Answer(Response):
                 elif self._writing_since is None:
                     # One that is still on its way to a reader who takes nothing is not followed.
                     frames = self._encoder.fail(error, self._generation.usage)
-                    await self._send_body(send, b"".join(frames), more=False)
+                    await self._send_body(b"".join(frames), more=False)
 
     async def _drive(self, receive: Receive, send: Send) -> None:
         """Carry the answer until it is whole.
@@ -165,38 +180,67 @@ class Answer(Response):
         Raises:
             ServingError: It will not be.
         """
-        carrying = asyncio.create_task(self._carry(send))
-        leaving = asyncio.create_task(until_gone(receive))
-        woken = asyncio.create_task(self._wake.wait())
+        self._send = send
+        leaving = None
+        if line := send.line if isinstance(send, Sender) else None:
+            line.watch(self._client_gone)
+            if self._stream:
+                self._line = line
+                self._generation.listen(self)
+        else:
+            leaving = asyncio.create_task(until_gone(receive))
+            leaving.add_done_callback(lambda _: self._client_gone())
+        carrier = asyncio.current_task()
+        assert carrier is not None
         try:
-            while True:
-                done, _ = await asyncio.wait(
-                    {carrying, leaving, woken, *self._asides()},
-                    timeout=self._next_due() - self._loop.time(),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if carrying in done:
-                    carrying.result()
-                    return
-                if leaving in done:
-                    raise ClientClosedRequest("The client went away.")
-                if self._aside in done:
-                    self._aside.result()
-                    self._aside = None
-                if self._shutting_down:
-                    raise ServerShuttingDown("The server is shutting down; try again.")
-                if woken in done:
-                    self._wake.clear()
-                    woken = asyncio.create_task(self._wake.wait())
-                self._on_time(send)
+            if self._given_up_for is not None:
+                raise self._given_up_for
+            self._carrier = carrier
+            self._look_anew()
+            await self._carry()
+        except asyncio.CancelledError:
+            if self._given_up_for is None or carrier.uncancel() > 0:
+                raise
+            raise self._given_up_for from None
         finally:
-            tasks = (carrying, leaving, woken, *self._asides())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._carrier = self._line = None
+            if line:
+                line.unwatch()
+            if self._look is not None:
+                self._look.cancel()
+            await _end_tasks(leaving, self._aside)
 
-    def _asides(self) -> Sequence[asyncio.Task[None]]:
-        return () if self._aside is None else (self._aside,)
+    def _client_gone(self) -> None:
+        self._give_up(ClientClosedRequest("The client went away."))
+
+    def _look_anew(self) -> None:
+        """Something has changed that the next limit depends on."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if self._carrier is not None:
+            self._look = self._loop.call_at(self._next_due(), self._on_time)
+
+    def _on_time(self) -> None:
+        """A limit may have passed."""
+        self._look = None
+        try:
+            self._act_on_time()
+        except Exception as error:
+            self._give_up(error)
+        else:
+            self._look_anew()
+
+    def _write_aside(self, writing: Coroutine[Any, Any, None]) -> None:
+        """Write by a task of its own: a reader who takes nothing must not hold up the limits."""
+        self._aside = asyncio.create_task(writing)
+        self._aside.add_done_callback(self._aside_ended)
+
+    def _aside_ended(self, aside: asyncio.Task[None]) -> None:
+        self._aside = None
+        if not aside.cancelled() and isinstance(error := aside.exception(), Exception):
+            self._give_up(error)
+        self._look_anew()
 
     def _next_due(self) -> float:
         at = self._generation.due_at()
@@ -217,30 +261,53 @@ class Answer(Response):
             return min(at, self._generation.accepted_at + self._limits.commit_after_accept_s)
         return at
 
-    def _on_time(self, send: Send) -> None:
+    def _act_on_time(self) -> None:
         now, since = self._loop.time(), self._writing_since
         if since is not None and now >= since + self._limits.write_s:
             raise ClientClosedRequest("The client stopped reading.")
         self._generation.on_due()
         if not self._stream or since is not None or self._aside is not None:
             return
-        # By a task of its own: a reader who takes nothing must not hold up the limits.
         if not self._committed:
             if now >= self._commit_at():
                 self._committed = True
-                self._aside = asyncio.create_task(self._begin_stream(send, self._open()))
+                self._write_aside(self._begin_stream(self._open()))
         elif now >= self._written_at + self._limits.keep_alive_s:
             sign = b"".join(self._encoder.keep_alive())
-            self._aside = asyncio.create_task(self._send_body(send, sign, more=True))
+            self._write_aside(self._send_body(sign, more=True))
 
-    async def _carry(self, send: Send) -> None:
+    def can_take(self, delta: SpokenDelta | None) -> bool:
+        """Whether a piece of text can be written now: the stream has begun and nothing waits."""
+        if self._given_up_for is not None or self._line is None:
+            return False
+        return delta is None or (
+            self._opened
+            and self._writing_since is None
+            and self._aside is None
+            and self._line.writable
+            and len(delta.text) <= _PLAIN_CHARS
+        )
+
+    def take(self, delta: SpokenDelta) -> None:
+        """Write a piece of text, in the turn in which it arrived."""
+        assert self._line is not None
+        try:
+            frames = self._encoder.feed(delta)
+        except Exception as error:
+            self._give_up(error)
+            return
+        if frames:
+            self._line.write(b"".join(frames))
+            self._written_at = self._loop.time()
+
+    async def _carry(self) -> None:
         await self._generation.start()
         if self._stream:
-            await self._carry_stream(send)
+            await self._carry_stream()
         else:
-            await self._carry_body(send)
+            await self._carry_body()
 
-    async def _carry_stream(self, send: Send) -> None:
+    async def _carry_stream(self) -> None:
         while True:
             deltas = await self._generation.receive()
             if self._aside is not None:
@@ -251,9 +318,10 @@ class Answer(Response):
                 if not frames and not ended:
                     continue
                 self._committed = True
-                await self._begin_stream(send, [*self._open(), *frames], more=not ended)
+                await self._begin_stream([*self._open(), *frames], more=not ended)
+                self._look_anew()  # from now on it is silence that is due
             elif frames or ended:
-                await self._send_body(send, b"".join(frames), more=not ended)
+                await self._send_body(b"".join(frames), more=not ended)
             if ended:
                 return
 
@@ -273,7 +341,7 @@ class Answer(Response):
         self._opened = True
         return self._encoder.open()
 
-    async def _carry_body(self, send: Send) -> None:
+    async def _carry_body(self) -> None:
         feed = self._encoder.feed
         last: Delta = Accepted("", 0)
         while type(last) is not Completed:
@@ -288,38 +356,41 @@ class Answer(Response):
             (b"content-length", str(len(body)).encode()),
             *self._further_headers,
         ]
-        await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send_body(send, body, more=False)
+        await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send_body(body, more=False)
 
-    async def _begin_stream(
-        self, send: Send, frames: Sequence[Frame], *, more: bool = True
-    ) -> None:
+    async def _begin_stream(self, frames: Sequence[Frame], *, more: bool = True) -> None:
         await self._write(
-            send,
             {
                 "type": "http.response.start",
                 "status": 200,
                 "headers": [*SSE_HEADERS, *self._further_headers],
             },
         )
-        await self._send_body(send, b"".join(frames), more=more)
+        await self._send_body(b"".join(frames), more=more)
 
-    async def _send_body(self, send: Send, body: bytes, *, more: bool) -> None:
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
         if len(body) > _PIECE_BYTES:
             last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
             for at in range(0, last, _PIECE_BYTES):
                 piece = body[at : at + _PIECE_BYTES]
-                await self._write(
-                    send, {"type": "http.response.body", "body": piece, "more_body": True}
-                )
+                await self._write({"type": "http.response.body", "body": piece, "more_body": True})
             body = body[last:]
-        await self._write(send, {"type": "http.response.body", "body": body, "more_body": more})
+        await self._write({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _write(self, send: Send, message: Message) -> None:
+    async def _write(self, message: Message) -> None:
         self._writing_since = self._loop.time()
         try:
-            await send(message)
+            await self._send(message)
         except OSError:
             raise ClientClosedRequest("The client went away.") from None
         self._writing_since = None
         self._written_at = self._loop.time()
+
+
+async def _end_tasks(*tasks: asyncio.Task[None] | None) -> None:
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.gather(*running, return_exceptions=True)

@@ -22,10 +22,13 @@ Source: RFC 9112, sections 6.1 (Transfer-Encoding), 9.3.2 (pipelining), 9.6 (tea
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from ingress.line import EXTENSION
 
 _AHEAD = 16
 """Requests that may wait for the answer to an earlier one."""
@@ -44,6 +47,7 @@ class HttpConnection(HttpToolsProtocol):
     """See the module."""
 
     _answering: RequestResponseCycle | None = None
+    _line: ChunkLine | None = None  # of the same
     _deaf = False  # what more comes is thrown away
     _rest_ends: asyncio.TimerHandle | None = None  # the rest of an answered request is coming
     _rest_bytes = 0
@@ -117,13 +121,59 @@ class HttpConnection(HttpToolsProtocol):
             cycle.message_event.set()
         self._forget_rest()
         super().connection_lost(exc)
+        if self._line is not None:
+            self._line.lost()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._answering = cycle
+        self._line = ChunkLine(cycle)
+        cycle.scope["extensions"] = {EXTENSION: self._line}  # type: ignore[dict-item]  # any value may
         if cycle.scope["http_version"] == "1.0":
             app = _Unchunked(app, cycle)
         app = _Whole(app, cycle)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+
+class ChunkLine:
+    """See `ingress.line.Line`; for answers that uvicorn sends in chunks."""
+
+    __slots__ = ("_cycle", "_on_gone")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._on_gone: Callable[[], object] | None = None
+
+    @property
+    def writable(self) -> bool:
+        """As of `Line`."""
+        cycle = self._cycle
+        return (
+            cycle.chunked_encoding is True
+            and not cycle.flow.write_paused
+            and not cycle.response_complete
+            and not cycle.disconnected
+        )
+
+    def write(self, piece: bytes) -> None:
+        """As of `Line`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+
+    def watch(self, on_gone: Callable[[], object]) -> None:
+        """As of `Line`."""
+        self._on_gone = on_gone
+        if self._cycle.disconnected:
+            on_gone()
+        else:
+            self._cycle.flow.resume_reading()  # a large body may have stopped it
+
+    def unwatch(self) -> None:
+        """As of `Line`."""
+        self._on_gone = None
+
+    def lost(self) -> None:
+        """The connection has ended."""
+        if self._on_gone is not None and self._cycle.disconnected:
+            self._on_gone()
 
 
 class _Whole:

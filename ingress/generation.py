@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import structlog
@@ -40,6 +40,7 @@ from schemas.delta import (
     Interrupted,
     ReasoningDelta,
     ReplyMessage,
+    SpokenDelta,
     Started,
     TextDelta,
     Usage,
@@ -65,7 +66,7 @@ log = structlog.get_logger()
 _PROMPT_TOKENS_PER_SECOND = 2_000
 """Extra time to the first token for long prompts."""
 
-_SPOKEN = frozenset((TextDelta, ReasoningDelta, ArgumentsDelta))
+_SPOKEN: Final = (TextDelta, ReasoningDelta, ArgumentsDelta)  # `SpokenDelta`
 
 _SIGNALS = frozenset((Accepted, Started, Finished, Completed, Failed, Interrupted))
 
@@ -99,6 +100,16 @@ class Move(NamedTuple):
 
     waited_s: float
     read_s: float
+
+
+class TextListener(Protocol):
+    """Takes text in the turn of the event loop in which it arrives. It must not raise."""
+
+    def can_take(self, delta: SpokenDelta | None) -> bool:
+        """Whether it would take this now; None for a message that only tells of progress."""
+        ...
+
+    def take(self, delta: SpokenDelta) -> None: ...
 
 
 class Generation:
@@ -147,6 +158,7 @@ class Generation:
         self.duplicates = 0
         self.accepted_at: float | None = None
         self.worker: str | None = None
+        self._listener: TextListener | None = None
         self._dispatcher = dispatcher
         self._limits = limits
         # It waits in the queue for hours while live requests have all slots, and that is as it
@@ -240,6 +252,15 @@ class Generation:
             self._dispatching = None  # it was refused
             raise
         self._dispatching = None
+        if self._listener is not None:
+            self._reply.listen(self._hear_text)
+
+    def listen(self, listener: TextListener) -> None:
+        """Hand text to `listener` rather than to who waits in `receive`, where that is possible.
+
+        It is called before `start`.
+        """
+        self._listener = listener
 
     async def receive(self) -> Sequence[Delta]:
         """The Deltas that have arrived; waits for some. The last batch ends with `Completed`.
@@ -280,8 +301,8 @@ class Generation:
         finally:
             self._waiting = False
         now = self._loop.time()
-        if self.first_token_at is not None and now - self._progress_at > self.longest_gap_s:
-            self.longest_gap_s = now - self._progress_at
+        if self.first_token_at is not None:
+            self._see_gap(now)
         try:
             for message in messages:
                 if message.seq < 0:
@@ -299,6 +320,46 @@ class Generation:
         except MessagesMissing as error:
             log.warning("reply.gap", job_id=self.job.job_id, diagnostic=error.diagnostic)
             self._loss = "gap"
+
+    def _hear_text(self, message: ReplyMessage) -> bool:
+        """Take a message from the midst of an answer, while the reader waits for one.
+
+        Nearly all are such: the next piece of a text, in its order. Waking the reader for it costs
+        more than all that is done with it. Whatever else it is, the reader is woken as ever, and
+        here nothing has changed.
+        """
+        listener, deltas = self._listener, message.deltas
+        if (
+            listener is None
+            or self.phase != "decode"
+            or message.seq != self._sequence.next_seq
+            or message.attempt != self.attempt
+            or len(deltas) > 1
+        ):
+            return False
+        delta: SpokenDelta | None = None
+        if deltas:
+            (only,) = deltas
+            if not isinstance(only, _SPOKEN):
+                return False
+            delta = only
+        if not listener.can_take(delta) or (delta is not None and not self._checker.passes(delta)):
+            return False
+        self._sequence.next_seq += 1
+        now = self._loop.time()
+        self._see_gap(now)
+        self._heard_at = self._progress_at = now
+        self._suspected_at = None
+        self._count(message)
+        if delta is not None:
+            self._arrived.add(delta)
+            self._answered = True
+            listener.take(delta)
+        return True
+
+    def _see_gap(self, now: float) -> None:
+        if now - self._progress_at > self.longest_gap_s:
+            self.longest_gap_s = now - self._progress_at
 
     def _is_twin(self, message: ReplyMessage) -> bool:
         """Whether another worker has begun the same attempt: its Job was there twice.
@@ -584,6 +645,7 @@ class Generation:
         """
         ended, self.phase = self.phase == "ended", "ended"
         self.on_phase = self.on_limit = lambda: None
+        self._listener = None
         if self._reply is not None and not ended:
             await self._cancel(self._reply)
 

@@ -235,6 +235,10 @@ Delta: TypeAlias = (
 )
 
 
+SpokenDelta: TypeAlias = TextDelta | ReasoningDelta | ArgumentsDelta
+"""A piece of what a model says."""
+
+
 OUT_OF_BAND = -1
 """`seq` of a message from a worker that does not run the attempt: it got the Job again although
 another worker has, or had, it. It says `Interrupted` and stands outside the attempt's order."""

@@ -40,6 +40,7 @@ from schemas.delta import (
     PromptDelta,
     ReasoningDelta,
     ReplyMessage,
+    SpokenDelta,
     Started,
     TextDelta,
     TokensDelta,
@@ -130,6 +131,17 @@ class ReplyChecker:
                 self.state = "ended"
             case _ as unreachable:
                 assert_never(unreachable)
+
+    def passes(self, delta: SpokenDelta) -> bool:
+        """Take the next Delta if it may stand here; else nothing has changed, and `feed` tells."""
+        choice = delta.choice
+        if self.state != "started" or not 0 <= choice < self._choices or choice in self._finished:
+            return False
+        if type(delta) is ArgumentsDelta:
+            return self._in_call[choice] and delta.call == self._calls[choice] - 1
+        self._begun[choice] = True
+        self._in_call[choice] = False
+        return True
 
     def _say(self, choice: int, delta: Delta) -> None:
         self._require_open(choice, delta)

@@ -32,12 +32,14 @@ class Endpoint:
     """Answers the requests of one path, in whatever way they end."""
 
     def __init__(
-        self, answer: Callable[[Request], Awaitable[Response]], errors: ErrorResponses
+        self, path: str, answer: Callable[[Request], Awaitable[Response]], errors: ErrorResponses
     ) -> None:
+        self.path = path
         self._answer = answer
         self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = self  # as the framework does
         sender = Sender(scope, send)
         request = Request(scope, receive)
         try:
@@ -56,12 +58,12 @@ class Endpoint:
 
 def inference_endpoints(services: Services, errors: ErrorResponses) -> Endpoints:
     """Those of every dialect in the registry, by path. All of them take POST and nothing else."""
-    endpoints: dict[str, Endpoint] = {}
+    answers: dict[str, Callable[[Request], Awaitable[Response]]] = {}
     for dialect in DIALECTS.values():
-        endpoints[dialect.path] = Endpoint(_generating(dialect, services), errors)
+        answers[dialect.path] = _generating(dialect, services)
         if isinstance(dialect, CountingDialect):
-            endpoints[dialect.count_path] = Endpoint(_counting(dialect, services), errors)
-    return endpoints
+            answers[dialect.count_path] = _counting(dialect, services)
+    return {path: Endpoint(path, answer, errors) for path, answer in answers.items()}
 
 
 def _generating(dialect: Dialect, services: Services) -> Callable[[Request], Awaitable[Response]]:
