@@ -34,7 +34,9 @@ from schemas.batch import Batch
 
 log = structlog.get_logger(__name__)
 
-_BATCHES_EVERY_S: Final = 2.0
+_BATCHES_EVERY: Final = 2
+"""Moments; the store is asked for them only so often."""
+
 _MOST_BATCHES: Final = 50
 _ENDED_FOR_S: Final = 600.0
 _WRITE_S: Final = 20.0
@@ -106,7 +108,7 @@ class Watch:
                 next_at = loop.time() + self.every_s
                 if (pods := self._services.pods) is not None:
                     pods.ask()
-                self._batches.look()
+                self._batches.look(self.every_s * _BATCHES_EVERY)
                 try:
                     self._make()
                 except Exception as error:  # the next moment may be better, and is waited for
@@ -182,10 +184,10 @@ class _Batches:
         batches = [*self._unfinished.values(), *(batch for batch, _ in self._ended.values())]
         return sorted(batches, key=lambda batch: batch.created_at, reverse=True)
 
-    def look(self) -> None:
+    def look(self, every_s: float) -> None:
         """Look again beside everything else, if it is time."""
         now = asyncio.get_running_loop().time()
-        due = now - self._looked_at >= _BATCHES_EVERY_S
+        due = now - self._looked_at >= every_s
         if self._store is not None and due and (self._looking is None or self._looking.done()):
             self._looked_at = now
             self._looking = asyncio.create_task(self._look(now))

@@ -29,7 +29,11 @@ _QUESTION = '[[think:Oslo is asked for; the tool knows.]] [[tool:get_weather {"c
 async def shoot(directory: Path) -> None:
     """Take all pictures."""
     with tempfile.TemporaryDirectory() as scratch:
-        async with running_browser() as browser, lively(Path(scratch)) as pod, busy(pod):
+        async with (
+            running_browser() as browser,
+            lively(Path(scratch)) as pod,
+            busy(pod, times=3, lines=300),
+        ):
             for scheme in ("light", "dark"):
                 await _service(browser, pod, scheme, directory / f"service-{scheme}.png")
             await _playground(browser, pod, directory / "playground.png")

@@ -42,7 +42,7 @@ export class Stream {
     this.report();
     this.tries += 1;
     clearTimeout(this.later);
-    this.later = setTimeout(() => this.connect(), Math.min(5000, 500 * 2 ** Math.min(this.tries, 4)));
+    this.later = setTimeout(() => this.connect(), Math.min(5000, 250 * 2 ** Math.min(this.tries, 5)));
     if (this.tries === 1 && (await this.signedOut())) location.reload();
   }
 
