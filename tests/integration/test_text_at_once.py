@@ -185,26 +185,41 @@ async def test_what_is_no_text_is_not_overtaken_by_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [TextDelta(1, "b"), TextDelta(-1, "b"), ArgumentsDelta(0, 0, "b")],
-    ids=["choice", "negative", "no call"],
+    ("before", "wrong"),
+    [
+        (None, TextDelta(1, "b")),
+        (None, TextDelta(-1, "b")),
+        (None, ArgumentsDelta(0, 0, "b")),
+        (ToolCallStarted(0, 0, "look"), ArgumentsDelta(0, 1, "b")),
+        (Finished(0, FinishReason.STOP), TextDelta(0, "b")),
+    ],
+    ids=["choice", "negative", "no call", "another call", "after the end"],
 )
-async def test_text_out_of_grammar_ends_the_stream_as_a_failure(wrong: Delta) -> None:
+async def test_text_out_of_grammar_ends_the_stream_as_a_failure(
+    before: Delta | None, wrong: Delta
+) -> None:
     async with streaming() as (client, worker, answering):
+        if before is not None:
+            worker.say(before)
+            await settled()
         worker.say(wrong)
-        await answering
+        assert client.pieces == 0
+        async with asyncio.timeout(5):
+            await answering
         assert client.text == b"a"
         assert b'"error"' in client.got
         assert b"[DONE]" not in client.got
         assert worker.delivery.cancelled.is_set()
 
 
-async def test_text_of_another_attempt_or_out_of_order_is_not_written() -> None:
+@pytest.mark.parametrize(("attempt", "seq"), [(1, 0), (1, 2), (2, 1), (0, 1)])
+async def test_text_of_another_attempt_or_out_of_order_is_not_written(
+    attempt: int, seq: int
+) -> None:
     async with streaming() as (client, worker, _):
         job = worker.delivery.job
-        for attempt, seq in ((1, 0), (1, 2), (2, 1), (0, 1)):
-            worker.delivery.send(ReplyMessage(job.job_id, attempt, seq, (TextDelta(0, "x"),)))
-            assert client.text == b"a"
+        worker.delivery.send(ReplyMessage(job.job_id, attempt, seq, (TextDelta(0, "x"),)))
+        assert client.text == b"a"
 
 
 async def test_nothing_is_written_to_a_client_who_has_left() -> None:
