@@ -160,7 +160,7 @@ async def _start(
         limits=settings.limits,
         ignored=(*normalised.ignored, *_without_effect(request, zdr=zdr)),
         headers=dialect.limit_headers(reservation.standings),
-        on_phase=slot.follow if trace is None else trace.follow(generation, slot.follow),
+        on_phase=record.entered if trace is None else trace.follow(generation, record.entered),
         refine=record.refine,
         on_end=record.end,
     )

@@ -17,7 +17,7 @@ from ingress.answer import Answer
 from ingress.auth import Principal
 from ingress.console.activity import Live
 from ingress.dialects.base import Dialect
-from ingress.generation import Generation, outcome_of
+from ingress.generation import Generation, Phase, outcome_of
 from ingress.limits.limiter import Reservation
 from ingress.services import Services
 from ingress.usage.prices import cost_microcents
@@ -64,6 +64,7 @@ class RequestRecord:
         self._began = time.monotonic()
         self._began_at = time.time()
         self._phase = generation.phase  # when the answer ended
+        self._losses = 0  # counted so far
         self.answer: Answer | None = None
         self._live = Live(
             generation,
@@ -80,6 +81,18 @@ class RequestRecord:
             return error
         wait_s = self._services.admission.backlog(self._generation.job.model).retry_after_s()
         return msgspec.structs.replace(error, retry_after_s=wait_s or error.retry_after_s)
+
+    def entered(self, phase: Phase) -> None:
+        """Another phase has begun; `queued` once more after a loss, which is told at once."""
+        self._slot.follow(phase)
+        if phase == "queued":
+            self._count_losses()
+
+    def _count_losses(self) -> None:
+        losses = self._generation.retries.losses
+        for loss in losses[self._losses :]:
+            self._services.metrics.lost_attempts.labels(self._generation.job.model, loss).inc()
+        self._losses = len(losses)
 
     async def end(self, status: int, error: ErrorInfo | None) -> None:
         """The answer is over; called once."""
@@ -137,8 +150,7 @@ class RequestRecord:
             metrics.disconnects.labels(self._dialect.name, job.model, self._phase).inc()
         metrics.duplicates.labels(job.model).inc(generation.duplicates)
         metrics.continuations.labels(job.model).inc(len(generation.moves))
-        for loss in generation.retries.losses:
-            metrics.lost_attempts.labels(job.model, loss).inc()
+        self._count_losses()
         for move in generation.moves:
             metrics.move_wait.labels(job.model).observe(move.waited_s)
             metrics.move_read.labels(job.model).observe(move.read_s)
