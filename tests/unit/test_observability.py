@@ -199,3 +199,16 @@ def test_the_dashboard_has_a_place_for_every_panel() -> None:
         assert at["x"] + at["w"] <= 24
         assert not cells & taken
         taken |= cells
+
+
+def test_the_events_that_the_page_names_are_logged() -> None:
+    log = RUNBOOK[RUNBOOK.index("## Logs") : RUNBOOK.index("## Traces")]
+    named = set(re.findall(r"`([a-z]+\.[a-z_]+)`", log))
+    code = "".join(
+        path.read_text()
+        for package in ("ingress", "schemas", "workers")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    outcomes = {f"job.{outcome}" for outcome in ("failed", "cancelled", "interrupted", "yielded")}
+    assert len(named) > 15
+    assert {name for name in named - outcomes if f'"{name}"' not in code} == set()
