@@ -12,11 +12,15 @@ Source: `sglang.srt.managers.tokenizer_manager`, version 0.5.23.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import os
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
+import psutil
+import structlog
 
 from schemas.errors import GenerationFailed, ModelRequestRejected, ServingError
 from schemas.job import Job, TokenPrompt
@@ -38,13 +42,17 @@ from workers.engines.sglang_request import (
     grammar,
 )
 from workers.engines.sglang_vision import Vision
+from workers.engines.standstill import LIMIT_S, until_standstill
 from workers.render import (
     ChatRenderer,
     knows_tools,
     reasoning_support,
     rendered_images,
 )
+from workers.supervisor import end_now
 from workers.token_bytes import TokenBytes
+
+log = structlog.get_logger()
 
 _PRIORITIES: Final = (-100, 100)
 """Ranks that callers may ask for where SGLang schedules by rank."""
@@ -112,7 +120,20 @@ class SglangEngine:
         self.template_stop_strings: tuple[str, ...] = ()
 
     async def start(self) -> None:
-        """Load the model and answer one request, as the first is slow."""
+        """Load the model and answer one request, as the first is slow.
+
+        If it stands still the process ends at once.
+        """
+        watch = None
+        if self._server_args.get("nnodes", 1) == 1:  # others may have to be waited for
+            watch = asyncio.create_task(_end_at_standstill())
+        try:
+            await self._start()
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _start(self) -> None:
         self._launched = await launch(
             self._model,
             slots=self._slots,
@@ -367,6 +388,14 @@ class SglangEngine:
         request = EngineRequest(engine_request_id="warm-up", job=job, prompt_ids=(0,), max_tokens=4)
         async for _ in self.generate(request):
             pass
+
+
+async def _end_at_standstill() -> None:
+    """End this process if its start does: whoever hangs holds what an orderly end would need."""
+    await until_standstill(psutil.Process())
+    log.error("engine.start_stuck", still_s=LIMIT_S)
+    faulthandler.dump_traceback()  # lines of code, and nothing of what they work on
+    end_now(os.EX_SOFTWARE)
 
 
 def _chunk(
