@@ -31,6 +31,8 @@ _BULK = 120_000
 
 _SEEDED = ("chat", "completions")
 
+_NO_CHARACTER = re.compile("\ufffd{2,4}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
@@ -179,13 +181,22 @@ def _schema_format(dialect: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"text": {"format": {"type": "json_schema", **named}}}
 
 
+def _as_constrained(text: str) -> str:
+    """What the grammar took for one character, as one.
+
+    It lets bytes pass that have the form of a character and encode none, such as a surrogate. A
+    model that was never trained samples them now and then, and they are decoded byte by byte.
+    """
+    return _NO_CHARACTER.sub("\ufffd", text)
+
+
 def _obeys(schema: dict[str, Any]) -> Check:
     validator = jsonschema.Draft202012Validator(schema)
-    return lambda answer: validator.is_valid(orjson.loads(answer.text))
+    return lambda answer: validator.is_valid(orjson.loads(_as_constrained(answer.text)))
 
 
 def _matches(pattern: str) -> Check:
-    return lambda answer: re.fullmatch(pattern, answer.text) is not None
+    return lambda answer: re.fullmatch(pattern, _as_constrained(answer.text)) is not None
 
 
 def _calls(schema: dict[str, Any]) -> Check:
@@ -194,7 +205,11 @@ def _calls(schema: dict[str, Any]) -> Check:
 
     def check(answer: Transcript) -> bool:
         given = [
-            orjson.loads(arguments) if isinstance(arguments, str) else arguments
+            orjson.loads(
+                _as_constrained(
+                    arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+                )
+            )
             for _, arguments in answer.calls
         ]
         return bool(given) and all(validator.is_valid(value) for value in given)
