@@ -24,6 +24,7 @@ from prometheus_client import (
     Info,
     Metric,
     ProcessCollector,
+    disable_created_metrics,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -125,6 +126,7 @@ class ProcessMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        disable_created_metrics()  # when a count began is a sample for every one, and nobody asks
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         Info("headrace_build", "What runs here", registry=registry).info(

@@ -167,6 +167,8 @@ async def serve(
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await source.close()
+        if tracing is not None:
+            tracing.close()  # what was lost is what somebody will want to see
         end_now(EngineLost.status)
     finally:
         await source.close()

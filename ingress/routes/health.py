@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -37,7 +39,9 @@ def health_routes(services: Services) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        # Tens of milliseconds where there are several models: no stream is to wait for that.
+        page = await asyncio.to_thread(generate_latest, services.metrics.registry)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     return router
 

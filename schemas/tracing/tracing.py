@@ -8,6 +8,7 @@ that is away costs spans and nothing else.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 log = structlog.get_logger()
+
+_LAST_WORDS_S: Final = 2.0
 
 _INSTALL: Final = "pip install 'headrace[otel]'"
 
@@ -58,8 +61,10 @@ class Tracing:
         return headers["traceparent"]
 
     def close(self) -> None:
-        """Send what is left, if that is possible; blocks for some seconds at most."""
-        self._provider.shutdown()
+        """Send what is left, if that is possible soon: a collector that is away holds up no end."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_LAST_WORDS_S)
 
 
 @contextmanager
