@@ -10,6 +10,7 @@ import pytest
 from ingress.usage.store import Selection
 from schemas.delta import Usage
 from tests.fixtures.batches import add_batch, ended, openai_line, output, run_batcher, said
+from tests.fixtures.metrics import Samples
 from tests.fixtures.stack import MODEL, memory_stack
 from tests.integration.test_usage import neutral
 
@@ -36,6 +37,7 @@ async def test_every_line_has_a_record(tmp_path: Path) -> None:
             for line in await output(services.blobs, batch)
         }
         records = await services.usage.store.records(Selection(), limit=9)
+        counted = Samples.of(services.metrics.registry)
     by_line = {record.record_id: record for record in records}
     assert by_line.keys() == {f"{batch.batch_id}:{line}" for line in (1, 2, 3, 4)}
     one, failed, invalid, two = (by_line[f"{batch.batch_id}:{line}"] for line in (1, 2, 3, 4))
@@ -49,5 +51,10 @@ async def test_every_line_has_a_record(tmp_path: Path) -> None:
         2,
     )
     assert (invalid.outcome, invalid.status, invalid.usage) == ("failed", 400, Usage())
+    used = {"model": MODEL, "class": "batch"}
+    for kind in ("input", "output"):
+        tokens = sum(getattr(record.usage, f"{kind}_tokens") for record in records)
+        assert counted(f"headrace_{kind}_tokens_total", used) == tokens > 0
+    assert counted("headrace_queue_wait_seconds_count", used) == 3, "of those that a worker had"
     logged = [orjson.loads(line)["record_id"] for line in log.read_bytes().splitlines()]
     assert sorted(logged) == sorted(by_line)
