@@ -32,7 +32,7 @@ async def shoot(directory: Path) -> None:
         async with (
             running_browser() as browser,
             lively(Path(scratch)) as pod,
-            busy(pod, times=3, lines=300),
+            busy(pod, times=8, lines=300),
         ):
             for scheme in ("light", "dark"):
                 await _service(browser, pod, scheme, directory / f"service-{scheme}.png")
