@@ -19,7 +19,7 @@ from ingress.errors import ErrorResponses
 from ingress.idempotency.store import IdempotencyStore
 from ingress.limits.ledger import MemoryLedger
 from ingress.limits.ledger_limiter import LedgerLimiter
-from ingress.limits.state import Window
+from ingress.limits.window import Window
 from ingress.media import Media
 from ingress.metrics import IngressMetrics
 from ingress.request_id import RequestIdMiddleware

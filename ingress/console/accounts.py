@@ -7,7 +7,8 @@ from typing import Final
 
 from ingress.accounts.account import Limits
 from ingress.console.status import AccountUse, LimitUse
-from ingress.limits.state import AccountState, Seen, Window, forget
+from ingress.limits.state import AccountState, Seen, forget
+from ingress.limits.window import Window
 
 NEAR: Final = 0.8
 """So much of a limit is worth showing."""

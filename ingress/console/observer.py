@@ -12,7 +12,7 @@ import msgspec
 
 from ingress.console.accounts import near_limits
 from ingress.console.status import PodStatus, Process, Waiting
-from ingress.limits.state import Window
+from ingress.limits.window import Window
 from ingress.services import Services
 
 _FIRST_TOKENS_TOLD: Final = 300

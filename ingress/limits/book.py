@@ -10,17 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ingress.accounts.account import Account
-from ingress.limits.state import (
-    MINUTE,
-    AccountState,
-    Ask,
-    Hold,
-    Outcome,
-    Settlement,
-    Turn,
-    Verdict,
-    added,
-)
+from ingress.limits.state import AccountState, Ask, Hold, Outcome, Settlement, Turn, Verdict
+from ingress.limits.window import MINUTE, added
 
 _MOST_PARTS: Final = 2 * MINUTE.parts
 

@@ -15,7 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Final, Protocol
 
-from ingress.limits.state import MINUTE, AccountState, Outcome, Turn, Window, take_turn
+from ingress.limits.desk import take_turn
+from ingress.limits.state import AccountState, Outcome, Turn
+from ingress.limits.window import MINUTE, Window
 
 HOLD_S: Final = 10.0
 

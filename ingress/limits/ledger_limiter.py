@@ -28,7 +28,8 @@ from ingress.limits.ledger import Ledger, MemoryLedger
 from ingress.limits.limiter import NOTHING, Demand, Reservation
 from ingress.limits.refusals import refusal, used_up
 from ingress.limits.standing import Standing
-from ingress.limits.state import Ask, Level, Outcome, Seen, Turn, Verdict, Window
+from ingress.limits.state import Ask, Level, Outcome, Seen, Turn, Verdict
+from ingress.limits.window import Window
 from ingress.metrics import IngressMetrics
 from ingress.settings import LimitSettings
 from ingress.stores.base import StoreUnavailable

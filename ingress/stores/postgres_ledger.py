@@ -22,7 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ingress.limits.ledger import HOLD_S, take_turns
-from ingress.limits.state import MINUTE, AccountState, Outcome, Turn, Window
+from ingress.limits.state import AccountState, Outcome, Turn
+from ingress.limits.window import MINUTE, Window
 from ingress.stores.base import StoreUnavailable
 from ingress.stores.database import UNAVAILABLE, Database
 from ingress.stores.tables import AnyText

@@ -18,7 +18,8 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ingress.limits.ledger import HOLD_S, take_turns
-from ingress.limits.state import MINUTE, AccountState, Outcome, Turn, Window
+from ingress.limits.state import AccountState, Outcome, Turn
+from ingress.limits.window import MINUTE, Window
 from ingress.stores.database import Database
 from ingress.stores.tables import account_states
 

@@ -12,19 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingress.accounts.account import Budget, Limits
-from ingress.limits.state import (
-    MINUTE,
-    AccountState,
-    Ask,
-    Hold,
-    Settlement,
-    Turn,
-    Verdict,
-    added,
-    period_number,
-    settle,
-    take_turn,
-)
+from ingress.limits.desk import take_turn
+from ingress.limits.periods import period_number
+from ingress.limits.state import AccountState, Ask, Hold, Settlement, Turn, Verdict, settle
+from ingress.limits.window import MINUTE, added
 
 NOW = 1_790_000_000.0
 

@@ -27,7 +27,8 @@ from ingress.console.status import (
     encode_status,
 )
 from ingress.generation import Generation
-from ingress.limits.state import AccountState, Hold, Lease, Seen, Spending, Window
+from ingress.limits.state import AccountState, Hold, Lease, Seen, Spending
+from ingress.limits.window import Window
 from ingress.settings import TimeLimits
 from schemas.job import ChatPrompt, Job
 from schemas.message import Message, TextPart
