@@ -126,7 +126,8 @@ class ProcessMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        disable_created_metrics()  # when a count began is a sample for every one, and nobody asks
+        # When a count began would be a sample for every one, and nobody asks.
+        disable_created_metrics()  # type: ignore[no-untyped-call] # it has no types
         ProcessCollector(registry=registry)
         GCCollector(registry=registry)
         Info("headrace_build", "What runs here", registry=registry).info(

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 import structlog
-from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage, HeadersType
 
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import JobWriter
@@ -303,7 +303,7 @@ class RabbitDispatcher:
 
     async def _publish(self, publisher: Publisher, job: Job, body: bytes, reply_to: str) -> None:
         kind = topology.queue_kind(job)
-        headers: dict[str, int | str] = {topology.ATTEMPT_HEADER: job.attempt}
+        headers: HeadersType = {topology.ATTEMPT_HEADER: job.attempt}
         if isinstance(job.traceparent, str):
             headers[topology.TRACE_HEADER] = job.traceparent
         try:
