@@ -84,7 +84,7 @@ lock: python ## Pin the newest versions anew, with uv
 	$(BIN)/python -m pip install --quiet uv
 	$(LOCK) --generate-hashes --upgrade pyproject.toml requirements/build.in --extra test \
 		-o requirements/test.txt
-	$(LOCK) --generate-hashes -c requirements/test.txt pyproject.toml requirements/build.in \
+	$(LOCK) --generate-hashes -c requirements/test.txt pyproject.toml requirements/build.in --extra otel \
 		-o requirements/core.txt
 	$(LOCK) -c requirements/test.txt --config-file deploy/cpu/uv.toml deploy/cpu/requirements.in \
 		-o deploy/cpu/requirements.txt
