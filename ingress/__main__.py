@@ -12,7 +12,10 @@ from ingress.lazy_group import LazyGroup
 @click.command(
     cls=LazyGroup,
     entry_points="headrace.commands",
-    order=("up", "ingress", "worker", "batcher", "batch", "accounts", "keys", "usage", "database"),
+    order=(
+        *("up", "ingress", "worker", "batcher", "batch"),
+        *("accounts", "keys", "usage", "database", "doctor"),
+    ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="headrace", prog_name="headrace")

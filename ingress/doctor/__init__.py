@@ -1,0 +1,1 @@
+"""`headrace doctor`: whether a process would find what it needs, and what to do where not."""
