@@ -177,6 +177,7 @@ def _limiter(
         metrics,
         gather_s=accounting.gather_s,
         tell_within_s=accounting.tell_within_s,
+        pocket_s=accounting.pocket_s,
     )
 
 

@@ -68,6 +68,8 @@ class LimitSettings(BaseModel):
         retry_s: Pause between attempts to reach a ledger that is away.
         gather_s: The least time between two exchanges with a ledger in a database.
         tell_within_s: How long what was used may wait to be told to it, if nobody waits for that.
+        pocket_s: How long a process keeps what it has reserved in advance before it tells what
+            became of it; 0 to reserve nothing in advance.
         window_s: What limits by the minute are about.
         output_tokens: Reserved for each answer of a request that sets no limit of its own.
     """
@@ -79,6 +81,7 @@ class LimitSettings(BaseModel):
     retry_s: float = Field(default=1.0, gt=0)
     gather_s: float = Field(default=0.02, ge=0)
     tell_within_s: float = Field(default=0.2, ge=0)
+    pocket_s: float = Field(default=1.0, ge=0)
     window_s: float = Field(default=60.0, gt=0)
     output_tokens: int = Field(default=1024, gt=0)
 

@@ -10,8 +10,19 @@ from collections.abc import Sequence
 from typing import Final
 
 from ingress.accounts.account import Account
-from ingress.limits.state import AccountState, Ask, Hold, Outcome, Settlement, Turn, Verdict
-from ingress.limits.window import MINUTE, added
+from ingress.limits.pocket import Appetite, Pocket
+from ingress.limits.state import (
+    NO_ALLOWANCE,
+    AccountState,
+    Allowance,
+    Ask,
+    Hold,
+    Outcome,
+    Settlement,
+    Turn,
+    Verdict,
+)
+from ingress.limits.window import MINUTE, Window, added
 
 _MOST_PARTS: Final = 2 * MINUTE.parts
 
@@ -53,13 +64,20 @@ def _newest(amounts: dict[int, int]) -> dict[int, int]:
 
 
 class Asking:
-    """A request that waits for its verdict."""
+    """A request that waits for its verdict.
 
-    __slots__ = ("ask", "verdict")
+    Attributes:
+        gives_up_at: When it does not wait any more for what is in the pockets of other processes.
+    """
 
-    def __init__(self, ask: Ask, verdict: asyncio.Future[tuple[Verdict, float]]) -> None:
+    __slots__ = ("ask", "gives_up_at", "verdict")
+
+    def __init__(
+        self, ask: Ask, verdict: asyncio.Future[tuple[Verdict, float]], *, gives_up_at: float
+    ) -> None:
         self.ask = ask
         self.verdict = verdict
+        self.gives_up_at = gives_up_at
 
 
 class Book:
@@ -70,6 +88,7 @@ class Book:
         asking: Who has not been sent with a turn.
         state: As last seen.
         crowded: Others may be waiting for what is given back here.
+        next_turn: Of a book with a pocket.
     """
 
     def __init__(self, account: Account) -> None:
@@ -78,6 +97,10 @@ class Book:
         self.asking: list[Asking] = []
         self.state: AccountState | None = None
         self.crowded = False
+        self.next_turn: asyncio.TimerHandle | None = None
+        self._pocket: Pocket | None = None
+        self._pocketed = False  # as far as the ledger may believe
+        self._appetite = Appetite()
         self._open = 0
         self._in_flight = 0
         self._tokens: dict[int, int] = {}
@@ -91,7 +114,11 @@ class Book:
     @property
     def holds(self) -> bool:
         """Whether there are reservations that are not settled."""
-        return self._open > 0
+        return self._open > 0 or self._pocketed
+
+    @property
+    def has_pocket(self) -> bool:
+        return self._pocket is not None
 
     @property
     def owes(self) -> bool:
@@ -100,8 +127,22 @@ class Book:
 
     # --- Of requests
 
+    def admit(self, ask: Ask, at: float) -> tuple[Verdict, float] | None:
+        """Admit a request from the pocket; None if it must ask.
+
+        `at` is by the clock of this process, as everywhere here; what comes with the verdict is
+        by the ledger's.
+        """
+        taken = None if self._pocket is None else self._pocket.take(ask, at)
+        if taken is not None and not ask.look:
+            part = taken[0].part
+            self.hold(part, ask)
+            self._fresh.add(part, requests=1)
+        return taken
+
     def hold(self, part: int, ask: Ask) -> None:
         """A request has been admitted."""
+        self._appetite.add(ask)
         self._open += 1
         self._in_flight += 1
         self._tokens[part] = self._tokens.get(part, 0) + ask.tokens
@@ -111,52 +152,94 @@ class Book:
         """It is not in flight any more."""
         if self._open:
             self._in_flight -= 1
+            if self._pocket is not None:
+                self._pocket.leave()
 
     def let_go(
-        self, part: int, ask: Ask, *, requests: int = 0, tokens: int = 0, microcents: int = 0
+        self,
+        part: int,
+        ask: Ask,
+        at: float,
+        *,
+        requests: int = 0,
+        tokens: int = 0,
+        microcents: int = 0,
     ) -> None:
         """What is left of it are what it used, and whether it is to count as a request."""
         if not self._open:
             return  # all was let go
         self._open -= 1
         self._microcents -= ask.microcents
-        self._tokens[part] -= ask.tokens
+        self._tokens = added(self._tokens, {part: -ask.tokens})
         if not self._tokens[part]:
             del self._tokens[part]
         self._fresh.add(part, requests=requests, tokens=tokens, microcents=microcents)
+        if self._pocket is not None:
+            self._pocket.give_back(
+                part,
+                at,
+                requests=-requests,
+                tokens=ask.tokens - tokens,
+                microcents=ask.microcents - microcents,
+            )
 
     def let_all_go(self) -> None:
         """The process ends."""
         self._open = self._in_flight = self._microcents = 0
         self._tokens = {}
+        self._pocket = None
+
+    def drop_pocket(self) -> None:
+        """Admit nothing more without asking; the next turn gives back what is left."""
+        self._pocket = None
 
     def charge(self, microcents: int) -> None:
         self._fresh.add(0, microcents=microcents)
 
     # --- Of turns
 
-    def _turn(self, settlement: Settlement, asks: Sequence[Asking]) -> Turn:
+    def wish(self, at: float, turn_s: float) -> Allowance:
+        """What this process would like to have in advance."""
+        return self._appetite.wish(at, turn_s)
+
+    def _turn(
+        self, settlement: Settlement, asks: Sequence[Asking], pocket: Allowance = NO_ALLOWANCE
+    ) -> Turn:
+        self._pocket = None  # it is given back, and nobody knows yet what comes instead
+        if self.next_turn is not None:
+            self.next_turn.cancel()
+            self.next_turn = None
         return Turn(
             account_id=self.account_id,
             limits=self.limits,
             hold=Hold(self._in_flight, dict(self._tokens), self._microcents),
             settlement=settlement,
             asks=tuple(asking.ask for asking in asks),
+            pocket=pocket,
         )
 
-    def turn(self, asks: Sequence[Asking]) -> Turn:
+    def turn(self, asks: Sequence[Asking], pocket: Allowance = NO_ALLOWANCE) -> Turn:
         """For the ledger. What may have arrived already goes again as it was, and nothing else."""
         if self._telling is None:
             self._telling, self._owed = self._owed, _Used()
             self._telling.include(self._fresh)
             self._fresh = _Used()
             self._told_as = self._next_number()
-        return self._turn(self._telling.settlement(self._told_as), asks)
+        self._pocketed = self._pocketed or bool(pocket)
+        return self._turn(self._telling.settlement(self._told_as), asks, pocket)
 
     def told(self, outcome: Outcome) -> None:
         """The ledger has taken the latest turn for it."""
         self._telling = None
         self.state = outcome.state
+        self._pocketed = bool(outcome.pocket)
+
+    def open_pocket(
+        self, outcome: Outcome, window: Window, *, asked_at: float, lasts_s: float
+    ) -> None:
+        """Admit without asking what was granted in advance, if anything was."""
+        if outcome.pocket:
+            self._pocket = Pocket(outcome, self.limits, window, asked_at=asked_at, lasts_s=lasts_s)
 
     def missed_turn(self, asks: Sequence[Asking]) -> Turn:
         """For this process alone, in place of the first one that the ledger did not take."""

@@ -4,6 +4,11 @@ What concurrent requests ask for and have used is gathered while an exchange wit
 under way, and goes with the next one; so the more there are, the less each of them costs. Accounts
 without limits never come here.
 
+While an account is far from its limits, what the next requests will ask for is asked for in
+advance, and those that have it wait for no exchange; see `ingress.limits.pocket`. Whoever is
+refused only because other processes have something in their pockets waits until they have seen that
+little is left and given it back.
+
 If the ledger is away nobody waits for it: the process decides by what it knew last, as if it were
 alone, and what it then admits and uses is told to the ledger when that is back. Limits then hold in
 each process, not over all of them.
@@ -28,7 +33,7 @@ from ingress.limits.ledger import Ledger, MemoryLedger
 from ingress.limits.limiter import NOTHING, Demand, Reservation
 from ingress.limits.refusals import refusal, used_up
 from ingress.limits.standing import Standing
-from ingress.limits.state import Ask, Level, Outcome, Seen, Turn, Verdict
+from ingress.limits.state import NO_ALLOWANCE, Allowance, Ask, Level, Outcome, Seen, Turn, Verdict
 from ingress.limits.window import Window
 from ingress.metrics import IngressMetrics
 from ingress.settings import LimitSettings
@@ -40,6 +45,9 @@ log = structlog.get_logger()
 
 _TURNS: Final = 32
 """Of the event loop, at least, before the ledger counts as away."""
+
+_AGAIN_S: Final = 0.1
+"""From one look for what others have in their pockets to the next."""
 
 _LOOK: Final = Ask(tokens=1, look=True)
 _LOOK_AT_BUDGET: Final = Ask(look=True)
@@ -82,10 +90,14 @@ class _Reserved:
             return
         self.leave()
         self._open = False
-        self._book.let_go(
-            self._verdict.part, self._ask, requests=requests, tokens=tokens, microcents=microcents
+        self._limiter.let_go(
+            self._book,
+            self._verdict.part,
+            self._ask,
+            requests=requests,
+            tokens=tokens,
+            microcents=microcents,
         )
-        self._limiter.wake(self._book, soon=self._book.crowded)
 
 
 class LedgerLimiter:
@@ -96,6 +108,8 @@ class LedgerLimiter:
     Args:
         gather_s: The least time between two exchanges.
         tell_within_s: How long what was used may wait to be told, if nobody waits for it.
+        pocket_s: From one exchange to the next of an account with a pocket, if nothing else makes
+            one; 0 for no pockets.
     """
 
     def __init__(
@@ -106,12 +120,15 @@ class LedgerLimiter:
         *,
         gather_s: float = 0.0,
         tell_within_s: float = 0.0,
+        pocket_s: float = 0.0,
     ) -> None:
         self._ledger = ledger
         self._settings = settings
         self._metrics = metrics
         self._gather_s = gather_s
         self._tell_within_s = tell_within_s
+        self._pocket_s = min(pocket_s, settings.hold_s / 4)  # it must not outlive the hold
+        self._window = Window(length_s=settings.window_s)
         self._process = secrets.token_hex(8)
         self._loop = asyncio.get_running_loop()
         self._books: dict[str, Book] = {}
@@ -166,6 +183,9 @@ class LedgerLimiter:
         ]
 
     async def _judged(self, book: Book, ask: Ask) -> tuple[Verdict, float]:
+        admitted = book.admit(ask, self._loop.time())
+        if admitted is not None:
+            return admitted
         limits = book.limits
         verdict, now = await self._ask(book, ask)
         if verdict.refusal is not None:
@@ -174,7 +194,8 @@ class LedgerLimiter:
 
     async def _ask(self, book: Book, ask: Ask) -> tuple[Verdict, float]:
         """What becomes of a request, and when that was decided."""
-        asking = Asking(ask, self._loop.create_future())
+        gives_up_at = self._loop.time() + 2 * self._pocket_s
+        asking = Asking(ask, self._loop.create_future(), gives_up_at=gives_up_at)
         book.asking.append(asking)
         self.wake(book)
         return await asking.verdict
@@ -183,18 +204,43 @@ class LedgerLimiter:
         book = self._books.get(account.account_id)
         if book is None:
             book = self._books[account.account_id] = Book(account)
-        book.limits = account.limits
+        elif book.limits is not account.limits:
+            changed = book.limits != account.limits
+            book.limits = account.limits
+            if changed and book.has_pocket:
+                book.drop_pocket()
+                self.wake(book)
         return book
 
     def wake(self, book: Book, *, soon: bool = True) -> None:
         """There is something to ask; or to tell, which may wait for a moment unless `soon`."""
+        if book.has_pocket and not soon:
+            return  # its next turn is near
         self._due[book.account_id] = book
         if soon or not self._tell_within_s:
             self._some.set()
         elif self._telling is None:
-            self._telling = self._loop.call_later(self._tell_within_s, self._some.set)
+            self._telling = self._loop.call_later(self._tell_within_s, self._tell_now)
         if self._running is None and not self._closed:
             self._running = asyncio.create_task(self._run())
+
+    def _tell_now(self) -> None:
+        self._telling = None
+        self._some.set()
+
+    def let_go(
+        self, book: Book, part: int, ask: Ask, *, requests: int, tokens: int, microcents: int
+    ) -> None:
+        """A request of this part of the window has ended; see `Book.let_go`."""
+        book.let_go(
+            part,
+            ask,
+            self._loop.time(),
+            requests=requests,
+            tokens=tokens,
+            microcents=microcents,
+        )
+        self.wake(book, soon=book.crowded)
 
     def _now(self) -> float:
         """The ledger's time, as far as known."""
@@ -236,7 +282,10 @@ class LedgerLimiter:
             self._some.clear()
 
     async def _exchange(self, due: Sequence[Book], asks: Sequence[Sequence[Asking]]) -> None:
-        turns = [book.turn(asking) for book, asking in zip(due, asks, strict=True)]
+        at = self._loop.time()
+        turns = [
+            book.turn(asking, self._wish(book, at)) for book, asking in zip(due, asks, strict=True)
+        ]
         attempt = asyncio.create_task(self._attempt(turns))
         try:
             await self._patiently(attempt)
@@ -247,19 +296,23 @@ class LedgerLimiter:
             raise
         outcomes = attempt.result() if attempt.done() else None
         if outcomes is not None:
-            for book, asking, outcome in zip(due, asks, outcomes, strict=True):
+            for book, asking, turn, outcome in zip(due, asks, turns, outcomes, strict=True):
                 book.told(outcome)
                 self._tell(book, asking, outcome)
+                if outcome.pocket:
+                    self._open_pocket(book, turn, outcome, at)
             return
         log.warning(
             "limits.ledger_lost",
             hint="each process holds accounts' limits by itself until it is back",
             diagnostic=self._diagnostic,
         )
+        for book in self._books.values():
+            book.drop_pocket()
         states = {book.account_id: book.state for book in self._books.values() if book.state}
         self._alone = MemoryLedger(
             hold_s=self._settings.hold_s,
-            window=Window(length_s=self._settings.window_s),
+            window=self._window,
             clock=self._now,
             states=states,
         )
@@ -297,9 +350,12 @@ class LedgerLimiter:
 
     def _tell(self, book: Book, asking: Sequence[Asking], outcome: Outcome) -> None:
         """Hand out the verdicts."""
-        if outcome.verdicts:
-            book.crowded = outcome.verdicts[-1].crowded
+        book.crowded = outcome.crowded
+        again = []
         for one, verdict in zip(asking, outcome.verdicts, strict=True):
+            if verdict.in_pockets and self._waits(one):
+                again.append(one)
+                continue
             granted = verdict.refusal is None and not one.ask.look
             if granted:
                 book.hold(verdict.part, one.ask)
@@ -307,8 +363,40 @@ class LedgerLimiter:
                 one.verdict.set_result((verdict, outcome.now))
             elif granted:
                 book.leave()
-                book.let_go(verdict.part, one.ask, requests=-1)
-                self.wake(book)
+                self.let_go(book, verdict.part, one.ask, requests=-1, tokens=0, microcents=0)
+        if again:
+            book.asking[:0] = again
+            self._loop.call_later(_AGAIN_S, self.wake, book)
+
+    def _waits(self, one: Asking) -> bool:
+        """Whether a request waits for what is in the pockets of others."""
+        return (
+            self._alone is None
+            and not one.verdict.cancelled()
+            and self._loop.time() < one.gives_up_at
+        )
+
+    def _wish(self, book: Book, at: float) -> Allowance:
+        return book.wish(at, self._pocket_s) if self._pocket_s else NO_ALLOWANCE
+
+    def _open_pocket(self, book: Book, turn: Turn, outcome: Outcome, asked_at: float) -> None:
+        """Admit from now on without asking, beginning with those who are waiting."""
+        if turn.limits != book.limits:
+            self.wake(book)  # they are others now
+            return
+        book.open_pocket(outcome, self._window, asked_at=asked_at, lasts_s=2 * self._pocket_s)
+        book.next_turn = self._loop.call_later(self._pocket_s, self.wake, book)
+        waiting, book.asking = book.asking, []
+        for one in waiting:
+            admitted = None
+            if not one.verdict.cancelled():
+                admitted = book.admit(one.ask, self._loop.time())
+            if admitted is None:
+                book.asking.append(one)
+            else:
+                one.verdict.set_result(admitted)
+        if not book.asking:
+            self._due.pop(book.account_id, None)
 
     # --- While the ledger is away -----------------------------------------------------------------
 

@@ -8,6 +8,9 @@ What a process holds is said anew, whole, in each of its turns. So a turn that w
 that had lapsed, is made good by the next one, and a process that says nothing any more holds
 nothing: all that it had reserved was in its hold.
 
+While plenty is left of every limit, a process may reserve in advance what its next requests will
+ask for: its pocket. Until it has been told what became of it, all of it counts as used now.
+
 Source: error catalogue, "Authentication, access, account"; design, "Catalogue and accounts".
 """
 
@@ -41,18 +44,50 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
     microcents: int = 0
 
 
+class Allowance(msgspec.Struct, frozen=True, array_like=True):
+    """What a process may admit by itself.
+
+    Attributes:
+        requests: How many.
+        in_flight: How many more at once.
+        tokens: Reserved by all of them together.
+        microcents: Reserved by all of them together.
+    """
+
+    requests: int = 0
+    in_flight: int = 0
+    tokens: int = 0
+    microcents: int = 0
+
+    def __bool__(self) -> bool:
+        return self.requests > 0
+
+    def __add__(self, other: Allowance) -> Allowance:
+        return Allowance(
+            self.requests + other.requests,
+            self.in_flight + other.in_flight,
+            self.tokens + other.tokens,
+            self.microcents + other.microcents,
+        )
+
+
+NO_ALLOWANCE: Final = Allowance()
+
+
 class Lease(msgspec.Struct, frozen=True, array_like=True):
     """A hold and until when it is believed.
 
     Attributes:
         settled: Number of the process's last settlement, which is not to count twice.
         admitted: Requests that were admitted in the same turn.
+        pocket: What it may admit meanwhile.
     """
 
     until: float
     settled: int
     hold: Hold
     admitted: dict[int, int] = {}
+    pocket: Allowance = NO_ALLOWANCE
 
 
 class Settlement(msgspec.Struct, frozen=True, array_like=True):
@@ -91,12 +126,14 @@ class AccountState(msgspec.Struct, frozen=True, array_like=True):
         tokens: In the window, of requests that have been settled.
         leases: By process.
         spending: In the present period of each kind; so the kind of a budget may be changed.
+        no_pockets_until: Since somebody waits for what is in them. In Unix seconds.
     """
 
     requests: dict[int, int] = {}
     tokens: dict[int, int] = {}
     leases: dict[str, Lease] = {}
     spending: dict[Period, Spending] = {}
+    no_pockets_until: float = 0.0
 
     def spent(self, period: Period, now: float) -> int:
         """Microcents used in the present period."""
@@ -142,6 +179,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         limits: As the process knows them; they are not part of the state.
         asks: In the order in which they are to be decided.
+        pocket: What it would like to have in advance, in place of what it had: of that it admits
+            nothing any more.
     """
 
     account_id: str
@@ -149,6 +188,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     hold: Hold
     settlement: Settlement
     asks: tuple[Ask, ...] = ()
+    pocket: Allowance = NO_ALLOWANCE
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -170,14 +210,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         refusal: By what it is refused; None if it may go on, and has what it asked for.
         part: Of the window in which it counts.
         retry_after_s: Of a refusal: after how many seconds it could be otherwise.
-        crowded: Little is left of what requests in flight may give back; others wait for it.
+        in_pockets: What it lacks is in pockets of other processes, and comes back in a moment.
         requests, tokens: How the account then stands; None without such a limit.
     """
 
     refusal: Refusal | None
     part: int
     retry_after_s: float = 0.0
-    crowded: bool = False
+    in_pockets: bool = False
     requests: Level | None = None
     tokens: Level | None = None
 
@@ -189,21 +229,36 @@ class Outcome(msgspec.Struct, frozen=True):
         state: As it is now.
         now: The time by which that was decided, in Unix seconds.
         verdicts: In the order of the asks.
+        crowded: Little is left of what requests in flight may give back; others wait for it.
+        pocket: What was granted in advance.
+        requests, tokens: How the account stands, with all of the pocket still there.
     """
 
     state: AccountState
     now: float
     verdicts: tuple[Verdict, ...]
+    crowded: bool
+    pocket: Allowance
+    requests: Level | None
+    tokens: Level | None
 
 
 def forget(state: AccountState, now: float, window: Window) -> AccountState:
-    """Without the holds that have lapsed, and what has left the window."""
+    """Without the holds that have lapsed, and what has left the window.
+
+    What a process had in its pocket it may have admitted, as long as that was believed.
+    """
     part = window.part(now)
+    requests = state.requests
+    for lease in state.leases.values():
+        if lease.until <= now and lease.pocket:
+            requests = added(requests, {window.part(lease.until): lease.pocket.requests})
     return AccountState(
-        window.recent(state.requests, part),
+        window.recent(requests, part),
         window.recent(state.tokens, part),
         {process: lease for process, lease in state.leases.items() if now < lease.until},
         state.spending,
+        state.no_pockets_until,
     )
 
 
@@ -225,6 +280,7 @@ def settle(
         window.recent(added(state.tokens, settlement.tokens), part),
         state.leases,
         _spend(state, settlement.microcents, now),
+        state.no_pockets_until,
     )
 
 
