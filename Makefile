@@ -21,7 +21,7 @@ ARGS ?=
 # Two more than there are processors, for many tests wait; four are as good as any number.
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 2))')
 
-.PHONY: help up test test-clients chaos soak lint format lock clean python
+.PHONY: help up test test-clients chaos soak lint format lock sbom clean python
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
@@ -96,6 +96,16 @@ lock: python ## Pin the newest versions anew, with uv
 		--python-platform x86_64-manylinux_2_35 -c $(VENV)/core-pins.txt deploy/gpu/requirements.in \
 		-o deploy/gpu/requirements.txt
 
+SBOM = $(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible
+# Of each image what pip installs; what the base images hold is told by who makes those.
+sbom: python ## Write bills of materials of the images (CycloneDX) into dist/
+	@$(PYTHON) deploy/install.py --venv $(VENV) core
+	$(BIN)/python -m pip install --quiet cyclonedx-bom==7.5.0
+	@mkdir -p dist
+	$(SBOM) -o dist/headrace-ingress.cdx.json requirements/core.txt
+	cat requirements/core.txt deploy/cpu/requirements.txt | $(SBOM) -o dist/headrace-worker-cpu.cdx.json -
+	$(SBOM) -o dist/headrace-worker-gpu.cdx.json deploy/gpu/requirements.txt
+
 clean: ## Remove the environments and every cache
-	rm -rf .venv .venv-gpu .venv-clients .venv-clients-old tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist .venv .venv-gpu .venv-clients .venv-clients-old tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,10 +36,22 @@ from ingress.doctor.machine import (
 from ingress.doctor.model import model_findings, upstream_findings
 from ingress.doctor.options_read import lenient, read_options
 from ingress.doctor.store import blob_findings, store_findings
-from schemas.options import option
+from schemas.options import option, stacked
 
 _MARKS: Final = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 _PROCESSES: Final = ("ingress", "worker", "batcher")
+
+
+doctor_options = stacked(
+    option(
+        "--management-url",
+        env="MANAGEMENT_URL",
+        help="The broker's management API, such as http://user:password@host:15672, to look at "
+        "alarms and nodes too. Give it by its variable.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts."),
+)
+"""Of its own, beside those of the process."""
 
 
 class Doctor(click.Group):
@@ -56,13 +68,7 @@ class Doctor(click.Group):
 
 
 def _doctor_of(command: click.Command) -> click.Command:
-    @option(
-        "--management-url",
-        env="MANAGEMENT_URL",
-        help="The broker's management API, such as http://user:password@host:15672, to look at "
-        "alarms and nodes too. Give it by its variable.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+    @doctor_options
     def examine(management_url: str | None, as_json: bool, **given: Any) -> None:
         ctx = click.get_current_context()
         values, findings = read_options(command, ctx, given)

@@ -20,6 +20,7 @@ from ingress.config import (
     PricingConfig,
     load_config,
 )
+from ingress.doctor.command import doctor_options
 from ingress.embedded import up
 from ingress.embedded_batch import run_batch
 from ingress.stores.command import database
@@ -40,6 +41,7 @@ COMMANDS: dict[str, click.Command] = {
     "usage": usage,
     "batch": batch,
     "batch run": run_batch,
+    "doctor": click.command("doctor")(doctor_options(lambda: None)),
 }
 
 
@@ -117,6 +119,7 @@ def test_the_example_account_is_accepted(tmp_path: Path) -> None:
         "docs/accounts.md",
         "docs/batch.md",
         "docs/configuration.md",
+        "docs/deployment.md",
         "docs/idempotency.md",
         "docs/profiles.md",
         "docs/decisions.md",
