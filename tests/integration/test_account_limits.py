@@ -21,6 +21,7 @@ from ingress.limits.ledger import Ledger
 from ingress.limits.ledger_limiter import LedgerLimiter
 from ingress.limits.limiter import Demand
 from ingress.limits.state import AccountState, Outcome, Turn
+from ingress.limits.window import Window
 from ingress.settings import LimitSettings
 from ingress.stores.sql import SqlStore
 from schemas.transport.memory import MemoryTransport
@@ -47,11 +48,15 @@ def config(**limits: object) -> Config:
 
 
 class Watched:
-    """A ledger that writes down when it admitted how many requests, by its own clock."""
+    """A ledger that writes down when how many requests were admitted, by its own clock.
 
-    def __init__(self, ledger: Ledger, admitted: list[tuple[float, int]]) -> None:
+    It did that itself, or hears of it from a process that had them in its pocket.
+    """
+
+    def __init__(self, ledger: Ledger, admitted: list[tuple[float, int]], part_s: float) -> None:
         self._ledger = ledger
         self._admitted = admitted
+        self._part_s = part_s
 
     async def exchange(self, process: str, turns: Sequence[Turn]) -> Sequence[Outcome]:
         outcomes = await self._ledger.exchange(process, turns)
@@ -61,6 +66,8 @@ class Watched:
                 for ask, verdict in zip(turn.asks, outcome.verdicts, strict=True)
             )
             self._admitted.append((outcome.now, new))
+            for part, more in turn.settlement.requests.items():
+                self._admitted.append((part * self._part_s, more))
         return outcomes
 
     async def close(self) -> None:
@@ -106,7 +113,8 @@ async def three_pods(
             pods.append(await exits.enter_async_context(pod))
             await ready(pods[-1].services)
             limiter = limiter_of(pods[-1])
-            limiter._ledger = Watched(limiter._ledger, admitted)
+            part_s = accounting.window_s / Window().parts
+            limiter._ledger = Watched(limiter._ledger, admitted, part_s)
         yield pods
 
 

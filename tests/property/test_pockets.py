@@ -166,6 +166,18 @@ def check(world: World, processes: Sequence[Process], *, lapsed: bool) -> None:
         assert sum(one.microcents for one in world.admitted) <= 1_000_000
 
 
+def busy(limits: Limits, *clocks: float) -> tuple[World, list[Process]]:
+    """Processes that have all made a few requests, and have pockets if they may."""
+    world = World(limits)
+    processes = [Process(world, str(number), clock) for number, clock in enumerate(clocks)]
+    for process in processes:
+        for _ in range(4):
+            assert process.ask(Ask(1)).refusal is None
+            process.end(0, used=1)
+        process.turn()
+    return world, processes
+
+
 limits_s = st.builds(
     Limits,
     concurrency=st.none() | st.integers(8, 40),
@@ -175,10 +187,10 @@ limits_s = st.builds(
 ).filter(lambda limits: limits.any)
 sizes_s = st.builds(Ask, tokens=st.integers(0, 9), microcents=st.integers(0, 9_000))
 # Parts are half a second, turns a second apart, holds last for ten.
-gaps_s = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.5, 2.5, 11.0, 29.75, 59.0, 59.75, 60.5])
+gaps_s = st.just(0.0) | st.sampled_from([0.1, 0.5, 0.9, 1.5, 2.5, 11.0, 29.75, 59.0, 59.75, 60.5])
 acts_s = st.one_of(
     st.tuples(st.just("ask"), st.integers(1, 30)),
-    st.tuples(st.just("ask"), st.integers(1, 30)),
+    st.tuples(st.just("flood"), st.integers(1, 90)),
     st.tuples(st.sampled_from(["end", "refuse"]), st.integers(1, 30)),
     st.tuples(st.sampled_from(["turn", "lose", "kill", "stall"]), st.just(1)),
 )
@@ -195,8 +207,7 @@ def test_no_limit_is_ever_exceeded_by_pockets(
     steps: Sequence[tuple[float, int, tuple[str, int], Ask, int]],
     clock: float,
 ) -> None:
-    world = World(limits)
-    processes = [Process(world, "0", clock), Process(world, "1", -clock)]
+    world, processes = busy(limits, clock, -clock)
     lapsed = False
     for number, (gap_s, index, (act, times), size, used) in enumerate(steps):
         pass_time(world, processes, gap_s)
@@ -210,6 +221,8 @@ def test_no_limit_is_ever_exceeded_by_pockets(
                 for _ in range(times):
                     process.ask(size)
                     check(world, processes, lapsed=lapsed)
+            case "flood":
+                process.turn([size] * times)
             case "end" | "refuse":
                 for _ in range(min(times, len(process.open))):
                     process.end(used, used, made=act == "end")
@@ -221,24 +234,12 @@ def test_no_limit_is_ever_exceeded_by_pockets(
         check(world, processes, lapsed=lapsed)
 
 
-def busy(limits: Limits, *others: str) -> tuple[World, list[Process]]:
-    """Processes that have all made a few requests, and have pockets where they may."""
-    world = World(limits)
-    processes = [Process(world, name, 0.0) for name in ("one", *others)]
-    for process in processes:
-        for _ in range(4):
-            assert process.ask(Ask(1)).refusal is None
-            process.end(0, used=1)
-        process.turn()
-    return world, processes
-
-
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 9)), max_size=30))
 def test_a_process_alone_tells_exactly_what_is_left(
     requests: Sequence[tuple[int, bool, int]],
 ) -> None:
     limits = Limits(requests_per_minute=1000, tokens_per_minute=10_000)
-    world, (process,) = busy(limits)
+    world, (process,) = busy(limits, 0.0)
     for tokens, ends, used in requests:
         verdict = process.ask(Ask(tokens))
         assert verdict.requests is not None
@@ -251,10 +252,24 @@ def test_a_process_alone_tells_exactly_what_is_left(
     assert world.pocketed >= len(requests)
 
 
+def test_what_has_left_the_window_does_not_come_back_into_a_pocket() -> None:
+    world, (process,) = busy(Limits(tokens_per_minute=800), 0.0)
+    process.ask(Ask(50))
+    pass_time(world, [process], 61)
+    for _ in range(8):
+        process.ask(Ask(1))
+    process.turn()
+    assert process.book.has_pocket
+    process.end(0, used=0)
+    verdict = process.ask(Ask(1))
+    assert verdict.tokens is not None
+    assert verdict.tokens.remaining == 800 - 9
+
+
 def test_nobody_is_told_of_more_than_is_left() -> None:
     """What others have in their pockets they may just be using."""
     limits = Limits(requests_per_minute=1000)
-    world, (one, other) = busy(limits, "other")
+    world, (one, other) = busy(limits, 0.0, 0.0)
     one.turn()
     for _ in range(8):
         other.ask(Ask(1))
@@ -270,7 +285,7 @@ def test_nobody_is_told_of_more_than_is_left() -> None:
 def test_nobody_is_refused_for_what_another_has_in_its_pocket(kind: str, tokens: int) -> None:
     """Whoever is waits until the other has given it back, which it does in its next turn."""
     most = 64
-    world, (one, other) = busy(msgspec.convert({kind: most}, Limits), "other")
+    world, (one, other) = busy(msgspec.convert({kind: most}, Limits), 0.0, 0.0)
     verdicts = other.turn([Ask(tokens)] * most)
     assert next(verdict.in_pockets for verdict in verdicts if verdict.refusal is not None)
     waiting = [verdict for verdict in verdicts if verdict.in_pockets]
@@ -291,17 +306,17 @@ def test_nobody_is_refused_for_what_another_has_in_its_pocket(kind: str, tokens:
 
 @pytest.mark.rule("limits.killed-process")
 def test_what_a_killed_process_had_in_its_pocket_may_have_been_used_until_it_lapsed() -> None:
-    world, (killed,) = busy(Limits(requests_per_minute=1000, concurrency=100))
-    pocket = world.state.leases["one"].pocket
+    world, (killed,) = busy(Limits(requests_per_minute=1000, concurrency=100), 0.0)
+    pocket = world.state.leases["0"].pocket
     assert pocket.requests > 0
     assert pocket.in_flight > 0
-    made, lapses_at = len(world.admitted), world.state.leases["one"].until
+    made, lapses_at = len(world.admitted), world.state.leases["0"].until
 
     def seen(at: float) -> tuple[int, bool]:
         world.now = at - WIRE_S
         (verdict,) = Process(world, "looks", 0.0).turn([Ask(look=True)])
         assert verdict.requests is not None
-        return 1000 - verdict.requests.remaining, "one" in world.state.leases
+        return 1000 - verdict.requests.remaining, "0" in world.state.leases
 
     assert seen(lapses_at - 0.1) == (made + pocket.requests, True)
     assert seen(lapses_at) == (made + pocket.requests, False)
@@ -333,7 +348,7 @@ def test_a_pocket_has_no_more_than_an_eighth_of_what_is_left() -> None:
 
 
 def test_all_pockets_together_have_no_more_than_an_eighth() -> None:
-    world, processes = busy(Limits(requests_per_minute=400), *"23456789")
+    world, processes = busy(Limits(requests_per_minute=400), *[0.0] * 9)
     for process in processes:
         process.turn()
     pockets = [lease.pocket.requests for lease in world.state.leases.values()]

@@ -85,14 +85,16 @@ class World:
         self.metrics = IngressMetrics()
         self.limiter = self.process()
 
-    def process(self) -> LedgerLimiter:
-        return LedgerLimiter(Ledger(self.shared), self.settings, IngressMetrics())
+    def process(self, *, pocket_s: float = 0.0) -> LedgerLimiter:
+        return LedgerLimiter(
+            Ledger(self.shared), self.settings, IngressMetrics(), pocket_s=pocket_s
+        )
 
 
 @asynccontextmanager
-async def world(hold_s: float = 10.0) -> AsyncIterator[World]:
+async def world(hold_s: float = 10.0, pocket_s: float = 0.0) -> AsyncIterator[World]:
     made = World(hold_s)
-    made.limiter = LedgerLimiter(made.ledger, made.settings, made.metrics)
+    made.limiter = LedgerLimiter(made.ledger, made.settings, made.metrics, pocket_s=pocket_s)
     yield made
     made.ledger.away = False
     made.ledger.open.set()
@@ -381,3 +383,159 @@ async def test_a_crash_of_the_ledger_hangs_nobody() -> None:
             (await w.limiter.reserve(LIMITED, SMALL)).give_back()
         assert "limits.exchange_crashed" in [entry["event"] for entry in logs]
         w.ledger.broken = False
+
+
+# --- Pockets --------------------------------------------------------------------------------------
+
+LONG_S = 2.5
+"""No turn comes by itself within a test."""
+
+
+async def pocketed(limiter: LedgerLimiter, account: Account = MANY) -> None:
+    """Make so many requests that the next ones need not ask."""
+    for _ in range(8):
+        (await limiter.reserve(account, SMALL)).settle(USED, 3)
+    book = limiter._books[account.account_id]
+    limiter.wake(book)
+    await asyncio.sleep(0)
+    await until(lambda: book.has_pocket and book.next_turn is not None and not book.owes)
+
+
+async def test_far_from_its_limits_a_request_waits_for_no_exchange() -> None:
+    async with world(pocket_s=LONG_S) as w:
+        await pocketed(w.limiter)
+        asked = len(w.ledger.exchanges)
+        left = []
+        for _ in range(5):
+            reservation = await w.limiter.reserve(MANY, SMALL)
+            left.append([standing.remaining for standing in reservation.standings])
+            reservation.settle(USED, 3)
+        await w.limiter.require_room(MANY)
+        assert len(w.ledger.exchanges) == asked
+        assert left == [[991 - n, 10_000 - 8 * 5 - n * 5 - 10] for n in range(5)]
+        assert w.ledger.state_of(MANY).state.leases
+        w.limiter.wake(w.limiter._books["many"])
+        await until(lambda: len(w.ledger.exchanges) == asked + 1)
+        found = w.ledger.state_of(MANY)
+        # All was told, and what is there is what was not used.
+        assert sum(found.state.requests.values()) == 13
+        assert sum(found.state.tokens.values()) == 13 * 5
+        assert found.state.spent("day", found.now) == 13 * 3
+
+
+async def test_a_pocket_that_nobody_uses_is_given_back() -> None:
+    async with world(pocket_s=0.02) as w:
+        await pocketed(w.limiter)
+        book = w.limiter._books["many"]
+        await until(lambda: not book.holds)
+        assert not any(lease.pocket for lease in w.ledger.state_of(MANY).state.leases.values())
+        asked = len(w.ledger.exchanges)
+        await asyncio.wait_for(w.limiter.reserve(MANY, SMALL), 5)
+        assert len(w.ledger.exchanges) == asked + 1
+
+
+async def test_one_burst_after_another_asks_once() -> None:
+    """What waits when a pocket comes is admitted from it."""
+    async with world(pocket_s=LONG_S) as w:
+        await asyncio.gather(*(w.limiter.reserve(MANY, SMALL) for _ in range(20)))
+        w.ledger.open.clear()
+        asked = len(w.ledger.exchanges)
+        first = asyncio.create_task(w.limiter.reserve(MANY, SMALL))
+        await until(lambda: len(w.ledger.exchanges) == asked + 1)
+        others = [asyncio.create_task(w.limiter.reserve(MANY, SMALL)) for _ in range(20)]
+        await asyncio.sleep(0)
+        w.ledger.open.set()
+        await asyncio.gather(first, *others)
+        assert len(w.ledger.exchanges) == asked + 1
+
+
+@pytest.mark.parametrize("limits", [Limits(requests_per_minute=20), Limits(concurrency=100)])
+async def test_other_limits_hold_for_the_next_request(limits: Limits) -> None:
+    async with world(pocket_s=LONG_S) as w:
+        await pocketed(w.limiter)
+        changed = Account(account_id="many", limits=limits)
+        asked = len(w.ledger.exchanges)
+        got, errors = await outcomes_of(*(w.limiter.reserve(changed, SMALL) for _ in range(100)))
+        assert w.ledger.exchanges[asked][0].limits == limits
+        # Eight were made before.
+        assert got == (100 if limits.concurrency else 20 - 8)
+        assert {type(error) for error in errors} <= {RateRefusal}
+
+
+async def test_limits_that_change_during_an_exchange_leave_no_pocket() -> None:
+    async with world(pocket_s=LONG_S) as w:
+        await pocketed(w.limiter)
+        book = w.limiter._books["many"]
+        w.ledger.open.clear()
+        asked = len(w.ledger.exchanges)
+        w.limiter.wake(book)
+        await until(lambda: len(w.ledger.exchanges) == asked + 1)
+        changed = Account(account_id="many", limits=Limits(concurrency=1))
+        held = asyncio.create_task(w.limiter.reserve(changed, SMALL))
+        await asyncio.sleep(0)
+        w.ledger.open.set()
+        await held
+        with pytest.raises(ConcurrencyRefusal):
+            await w.limiter.reserve(changed, SMALL)
+
+
+async def test_whoever_lacks_what_another_has_in_its_pocket_waits_for_it() -> None:
+    account = Account(account_id="a", limits=Limits(concurrency=64))
+    async with world(pocket_s=0.2) as w:
+        other = w.process(pocket_s=LONG_S)
+        await pocketed(w.limiter, account)
+        assert w.ledger.state_of(account).state.leases
+        got, _ = await outcomes_of(*(other.reserve(account, SMALL) for _ in range(64)))
+        assert got == 64
+        with pytest.raises(ConcurrencyRefusal):
+            await other.reserve(account, SMALL)
+        await other.close()
+
+
+async def test_nobody_waits_for_ever_for_what_another_has_in_its_pocket() -> None:
+    account = Account(account_id="a", limits=Limits(concurrency=64))
+    async with world(pocket_s=LONG_S) as w:
+        await pocketed(w.limiter, account)
+        assert w.limiter._running is not None
+        w.limiter._running.cancel()  # killed
+        other = w.process(pocket_s=0.05)
+        _, errors = await outcomes_of(*(other.reserve(account, SMALL) for _ in range(64)))
+        assert 0 < len(errors) < 16
+        assert {type(error) for error in errors} == {ConcurrencyRefusal}
+        await other.close()
+
+
+@pytest.mark.rule("limits.close")
+async def test_a_process_that_ends_gives_back_its_pocket() -> None:
+    async with world(pocket_s=LONG_S) as w:
+        await pocketed(w.limiter)
+        await w.limiter.reserve(MANY, SMALL)
+        await w.limiter.close()
+        found = w.ledger.state_of(MANY).state
+        assert not any(lease.pocket or lease.hold.in_flight for lease in found.leases.values())
+        assert sum(found.requests.values()) == 9
+
+
+@pytest.mark.rule("limits.ledger-away")
+@pytest.mark.parametrize("how", ["away", "mute", "slow"])
+async def test_a_pocket_ends_with_the_ledger_and_is_counted_once(how: str) -> None:
+    async with world(pocket_s=LONG_S) as w:
+        await pocketed(w.limiter)
+        book = w.limiter._books["many"]
+        (await w.limiter.reserve(MANY, SMALL)).settle(USED, 3)
+        with structlog.testing.capture_logs():
+            if how == "slow":
+                w.ledger.open.clear()
+            else:
+                setattr(w.ledger, how, True)
+            w.limiter.wake(book)
+            await until(lambda: w.metrics.limits_alone._value.get() == 1)
+            (await w.limiter.reserve(MANY, SMALL)).settle(USED, 3)
+            assert not book.has_pocket
+            w.ledger.away = w.ledger.mute = False
+            w.ledger.open.set()
+            await until(lambda: w.metrics.limits_alone._value.get() == 0)
+            await until(lambda: not book.owes)
+        found = w.ledger.state_of(MANY)
+        assert sum(found.state.requests.values()) == 10
+        assert found.state.spent("day", found.now) == 10 * 3
