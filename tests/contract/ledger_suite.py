@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ingress.accounts.account import Budget, Limits
 from ingress.limits.ledger import Ledger
-from ingress.limits.state import Ask, Hold, Settlement, Turn, Verdict
+from ingress.limits.state import NO_ALLOWANCE, Allowance, Ask, Hold, Settlement, Turn, Verdict
 
 LedgerOpener = Callable[[], Awaitable[Ledger]]
 """Opens the one ledger, whose holds last a quarter of a second; each call is another process."""
@@ -23,6 +23,7 @@ def a_turn(
     hold: Hold = Hold(),  # noqa: B008
     settlement: Settlement = Settlement(0),  # noqa: B008
     asks: int = 0,
+    pocket: Allowance = NO_ALLOWANCE,
 ) -> Turn:
     return Turn(
         account_id=account_id,
@@ -30,6 +31,7 @@ def a_turn(
         hold=hold,
         settlement=settlement,
         asks=(Ask(1),) * asks,
+        pocket=pocket,
     )
 
 
@@ -90,6 +92,35 @@ class LedgerSuite:
             (refused,) = await ledger.exchange("other", [a_turn(asks=1)])
             assert not granted(refused.verdicts)
             await asyncio.sleep(HOLD_S / 5)
+
+    async def test_a_pocket_counts_for_all_until_it_is_given_back_or_lapses(
+        self, open_ledger: LedgerOpener
+    ) -> None:
+        limits = Limits(concurrency=16, requests_per_minute=100)
+        wish = Allowance(requests=9, in_flight=9)
+        one, two = await open_ledger(), await open_ledger()
+        (granted_one,) = await one.exchange("one", [a_turn(limits=limits, pocket=wish)])
+        assert granted_one.pocket == Allowance(requests=9, in_flight=2)
+        (refused,) = await two.exchange("two", [a_turn(limits=limits, asks=16)])
+        assert granted(refused.verdicts) == 14
+        assert [verdict.in_pockets for verdict in refused.verdicts[14:]] == [True] * 2
+        assert refused.requests is not None
+        assert refused.requests.remaining == 100 - 9 - 14
+        # It is given back, and not granted again, for somebody waits for it.
+        (again,) = await one.exchange("one", [a_turn(limits=limits, pocket=wish)])
+        assert not again.pocket
+        (now,) = await two.exchange("two", [a_turn(limits=limits, hold=Hold(14), asks=3)])
+        assert granted(now.verdicts) == 2
+        assert now.verdicts[2].refusal == "concurrency"
+        assert not now.verdicts[2].in_pockets
+        # Of a process that says nothing any more it may all have been used.
+        (before,) = await one.exchange("three", [a_turn("ours too", limits, pocket=wish)])
+        assert before.pocket
+        async with asyncio.timeout(5):
+            while "three" in before.state.leases:
+                (before,) = await two.exchange("two", [a_turn("ours too", limits)])
+                await asyncio.sleep(0.02)
+        assert sum(before.state.requests.values()) == 9
 
     async def test_what_was_spent_is_known_to_all(self, open_ledger: LedgerOpener) -> None:
         limits = Limits(budget=Budget(cents=1, period="total"))
