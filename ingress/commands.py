@@ -24,7 +24,7 @@ from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
 from schemas.options import AmqpUrl, Logs, blobs_option, log_options, option, stacked
 from schemas.tracing.tracing import Tracing, traced
-from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
+from schemas.transport.rabbit import BrokerUnreachable, DispatcherSettings, RabbitDispatcher
 
 log = structlog.get_logger()
 
@@ -280,6 +280,13 @@ def warn_if_open(settings: IngressSettings, directory: AccountDirectory) -> None
 )
 @blobs_option()
 @database_option()
+@option(
+    "--reply-queues",
+    env="REPLY_QUEUES",
+    type=click.IntRange(min=0),
+    default=DispatcherSettings().reply_queues,
+    help="Requests that have a queue of the broker for themselves; more share some. 0: all have.",
+)
 @option("--engine", env="ENGINE", hidden=True, help="Ignored: workers choose their engine.")
 @option("--upstream-url", env="UPSTREAM_URL", hidden=True, help="Ignored: see `headrace worker`.")
 @ingress_options
@@ -288,6 +295,7 @@ def ingress(
     amqp_url: str,
     blobs: BlobStore | None,
     database: str | None,
+    reply_queues: int,
     engine: str | None,
     upstream_url: str | None,
     logs: Logs,
@@ -303,7 +311,7 @@ def ingress(
     if database is None:
         _require_no_limits(settings.config)
     with traced("ingress") as tracing:
-        run(_serve(settings, amqp_url, blobs, database, tracing))
+        run(_serve(settings, amqp_url, reply_queues, blobs, database, tracing))
 
 
 def _require_no_limits(config: Config) -> None:
@@ -323,11 +331,13 @@ def _require_no_limits(config: Config) -> None:
 async def _serve(
     settings: IngressSettings,
     amqp_url: str,
+    reply_queues: int,
     blobs: BlobStore | None,
     database: str | None,
     tracing: Tracing | None,
 ) -> None:
-    dispatcher = await RabbitDispatcher.connect(amqp_url, name="ingress", blobs=blobs)
+    queues = DispatcherSettings(reply_queues=reply_queues)
+    dispatcher = await RabbitDispatcher.connect(amqp_url, queues, "ingress", blobs=blobs)
     try:
         async with (
             opened_store(database) as store,

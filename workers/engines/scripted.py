@@ -40,7 +40,7 @@ IMAGE_TOKEN: Final = 65_535
 
 _SLOW_GAP_S: Final = 0.05
 _PIECES = re.compile(r"\s*\S+|\s+")
-_LOAD = re.compile(r"\[\[((?:(?:k|gap|ttft)=\d+\s*)+)\]\]")
+_LOAD = re.compile(r"\[\[((?:(?:k|gap|ttft|phase)=\d+\s*)+)\]\]")
 _TROUBLE = re.compile(r"\[\[(fail|hang|lose|crash):(start|\d+)\]\]")
 
 
@@ -56,10 +56,14 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Nothing for `seconds`. Pauses that end within the same `grid_s` end together."""
+    """Nothing for `seconds`. Pauses that end within the same `grid_s` end together.
+
+    The lines of the grid lie `phase_s` after the multiples of `grid_s`.
+    """
 
     seconds: float
     grid_s: float = 0.0
+    phase_s: float = 0.0
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -114,8 +118,9 @@ def script_from_markers(request: EngineRequest) -> Iterator[Step]:
         values = dict(item.split("=") for item in load.group(1).split())
         answer = (f"tok{i} " for i in range(int(values.get("k", 64))))
         gap_s = int(values.get("gap", 0)) / 1000
-        gap = Pause(gap_s, grid_s=gap_s) if gap_s else None
-        first = Pause(int(values.get("ttft", 0)) / 1000, grid_s=gap_s)
+        phase_s = int(values.get("phase", 0)) / 1000
+        gap = Pause(gap_s, gap_s, phase_s) if gap_s else None
+        first = Pause(int(values.get("ttft", 0)) / 1000, gap_s, phase_s)
     if request.reasoning_open:
         answer = chain(pieces(asked.thought), ("</think>",), answer)
     steps = _paced(answer, first, gap)
@@ -186,7 +191,9 @@ def due_at(now: float, pause: Pause) -> float:
     """
     if not pause.grid_s:
         return now + pause.seconds
-    return max(round((now + pause.seconds) / pause.grid_s), now // pause.grid_s + 1) * pause.grid_s
+    since = now - pause.phase_s
+    line = max(round((since + pause.seconds) / pause.grid_s), since // pause.grid_s + 1)
+    return line * pause.grid_s + pause.phase_s
 
 
 class ScriptedTokenizer:

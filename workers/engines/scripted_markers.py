@@ -28,6 +28,7 @@ MARKERS: Final = {
     "[[tool:NAME {json}]]": "calls the tool, if it is offered and has not answered yet",
     "[[think:TEXT]]": "reasoning text first, when reasoning is on",
     "[[k=64 gap=10 ttft=50]]": "64 tokens, 10 ms apart, the first after 50 ms",
+    "[[k=64 gap=10 phase=3]]": "64 tokens, each 3 ms after a multiple of 10 ms",
     "[[slow]]": "pauses between pieces",
     "[[fail:start]] [[fail:N]]": "an error before the first token, or after N tokens",
     "[[hang:N]]": "silence after N tokens",

@@ -23,3 +23,10 @@ def test_pauses_end_on_the_nearest_line_to_come(now: float, seconds: float, due:
 
 def test_without_a_grid_a_pause_is_as_long_as_it_says() -> None:
     assert due_at(10.0, Pause(0.25)) == 10.25
+
+
+@pytest.mark.parametrize(
+    ("now", "due"), [(10.0, 10.013), (10.0029, 10.013), (10.0031, 10.013), (10.0135, 10.023)]
+)
+def test_a_grid_may_lie_beside_the_multiples(now: float, due: float) -> None:
+    assert due_at(now, Pause(0.01, grid_s=0.01, phase_s=0.003)) == pytest.approx(due)
