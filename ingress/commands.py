@@ -15,6 +15,7 @@ from ingress.accounts.keys import digest_of
 from ingress.app import build_app, opened_services
 from ingress.config import Config, ConfigError, load_config
 from ingress.console.door import is_loopback
+from ingress.garbage import spare_what_is_there
 from ingress.idempotency.settings import IdempotencySettings
 from ingress.options import database_option, opened_store, usage_log_option
 from ingress.server import Server
@@ -361,6 +362,7 @@ async def _serve(
 
 
 async def _say_where(url: str) -> None:
+    spare_what_is_there()
     log.info("ingress.listening", url=url)
 
 

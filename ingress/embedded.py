@@ -29,6 +29,7 @@ from ingress.commands import (
     run,
     warn_if_open,
 )
+from ingress.garbage import spare_what_is_there
 from ingress.options import (
     DataDirectory,
     data_directory,
@@ -163,6 +164,7 @@ async def serve(
         async def say(url: str) -> None:
             while not services.catalog.ready():  # noqa: ASYNC110 - once, at start
                 await asyncio.sleep(0.01)
+            spare_what_is_there()
             tell_ready(ready_fd)
             _print_invitation(console, url, worker.served_id, services.authenticator.required)
 
