@@ -118,16 +118,19 @@ async def client(ports: Sequence[int], until: float, seen: Seen) -> None:
             await asyncio.sleep(random.uniform(*_PAUSE_S))
 
 
-def most_in_a_minute(moments: Sequence[float]) -> int:
-    """In the fullest 60 seconds that begin with one of them."""
-    ordered = sorted(moments)
-    return max(bisect_left(ordered, at + 60) - index for index, at in enumerate(ordered))
+def most_in_a_minute(began: Sequence[float], answered: Sequence[float]) -> int:
+    """So many requests at least were let in in the fullest 60 seconds.
+
+    Each was let in at some moment between its beginning and its answer; so what was answered before
+    the end, and had not begun before the beginning, was let in in between. Both are in order.
+    """
+    return max(bisect_left(answered, at + 60) - number for number, at in enumerate(began))
 
 
 async def state_of(tables: asyncpg.Connection[Any]) -> AccountState:
     """As the ledger has it."""
     row = await tables.fetchval("SELECT state FROM account_states")
-    return msgspec.msgpack.decode(row, type=AccountState)
+    return AccountState() if row is None else msgspec.msgpack.decode(row, type=AccountState)
 
 
 async def load(ports: Sequence[int], url: str, clients: int, seconds: float) -> list[str]:
@@ -141,7 +144,7 @@ async def load(ports: Sequence[int], url: str, clients: int, seconds: float) -> 
     state = await state_of(tables)
     await tables.close()
     began = sorted(record["began_at"] for record in records)
-    most = most_in_a_minute(seen.let_in)
+    most = most_in_a_minute(began, sorted(seen.let_in))
     first = bisect_left(began, began[0] + 60)
     spent = state.spending["total"].microcents
     said = sum(record["microcents"] for record in records)
@@ -172,10 +175,16 @@ async def kill(ports: Sequence[int], url: str, killed: psutil.Process) -> list[s
     """Whether what the first one holds, and all there is, is free again when it is killed."""
     tables = await asyncpg.connect(url)
     await tables.execute("DELETE FROM account_states")
-    await tables.close()
     held = [await asyncio.open_connection("127.0.0.1", ports[0]) for _ in range(CONCURRENCY)]
     for _, writer in held:
         writer.write(HANGS)
+    async with asyncio.timeout(30):
+        while True:
+            state = await state_of(tables)
+            if sum(lease.hold.in_flight for lease in state.leases.values()) == CONCURRENCY:
+                break
+            await asyncio.sleep(0.2)
+    await tables.close()
     await _until(ports[1], refused=True)
     at = time.monotonic()
     killed.kill()
