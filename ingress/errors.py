@@ -118,13 +118,14 @@ class ErrorResponses:
             info = msgspec.structs.replace(info, headers=(*info.headers, *headers))
         if request.url.path.startswith("/v1/"):
             status = dialect.error_status(info)
-            log.info(
-                telemetry.REQUEST_REFUSED,
-                request_id=request.state.request_id,
-                dialect=dialect.name,
-                status=status,
-                code=info.code,
-            )
+            if not error.logged:
+                log.info(
+                    telemetry.REQUEST_REFUSED,
+                    request_id=request.state.request_id,
+                    dialect=dialect.name,
+                    status=status,
+                    code=info.code,
+                )
             self._activity.failed(
                 info.code,
                 status,

@@ -78,9 +78,11 @@ async def transferring(
             error = _crashed()
             raise
         late = ServerShuttingDown("The server is shutting down; try again.")
+        late.logged = True
         error = late.info()
         raise late from None
     except ServingError as raised:
+        raised.logged = True
         error = raised.info()
         raise
     except asyncio.CancelledError:

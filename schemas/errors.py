@@ -80,6 +80,9 @@ class ServingError(Exception):
         diagnostic: Text for the log; never sent to a client.
         retry_after_s: Whole seconds after which to try again.
         headers: Further response headers.
+
+    Attributes:
+        logged: A line of the log tells of it already.
     """
 
     kind: ClassVar[ErrorKind]
@@ -101,6 +104,7 @@ class ServingError(Exception):
         self.message = message
         self.param = param
         self.diagnostic = diagnostic
+        self.logged = False
         self.retry_after_s = (
             retry_after_s if retry_after_s is not None else self.default_retry_after_s
         )

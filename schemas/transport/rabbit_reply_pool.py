@@ -61,6 +61,11 @@ class Leases:
         """How many of them carry nothing."""
         return len(self._free)
 
+    @property
+    def taken(self) -> int:
+        """How many replies they carry."""
+        return self._leased
+
     def add(self, queue: ReplyQueue) -> None:
         """Another queue, for whoever comes next."""
         self._queues[queue.name] = queue

@@ -57,8 +57,8 @@ def in_objects(dispatcher: RabbitDispatcher, sources: list[RabbitJobSource]) -> 
     return {
         "replies": len(dispatcher._replies),
         "cancels": len(dispatcher._cancels),
-        "reply queues": (len(pool._queues), len(pool._free)),
-        "leased": sum(len(queue.job_ids) for queue in pool._queues.values()),
+        "reply queues": (len(pool._leases), pool._leases.free),
+        "leased": pool._leases.taken,
         "publishing": len(dispatcher._publisher._waiting),
         "held": [len(source._held) for source in sources],
         "incoming": [len(source._incoming) for source in sources],
@@ -133,7 +133,7 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
         for source in sources:
             exits.push_async_callback(source.close)
             await exits.enter_async_context(serving(source, run))
-        await until(lambda: len(dispatcher._pool._queues) == 16)
+        await until(lambda: len(dispatcher._pool._leases) == 16)
         before, idle = await at_broker(own_broker, model), in_objects(dispatcher, sources)
         outcomes: Counter[str] = Counter()
 
