@@ -1,8 +1,8 @@
 """The inference endpoints: one per dialect, all on the same straight line; and counting.
 
-They are ASGI apps, and requests go to them past the framework: its layers around an endpoint, which
-each wrap every message of the answer, cost more than answering does (see docs/performance.md). It
-knows them all the same, for whatever else comes to their paths.
+They are ASGI apps, and requests go to them past the framework: its layers around an endpoint,
+several of which wrap every message of an answer, took up to half of a short request's time (see
+docs/performance.md). It knows them all the same, for whatever else comes to their paths.
 """
 
 from __future__ import annotations
