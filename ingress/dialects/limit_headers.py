@@ -13,17 +13,26 @@ from ingress.limits.standing import Standing
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+_OPENAI = {
+    kind: tuple(f"x-ratelimit-{name}-{kind}".encode() for name in ("limit", "remaining", "reset"))
+    for kind in ("requests", "tokens")
+}
+_ANTHROPIC = {
+    kind: tuple(
+        f"anthropic-ratelimit-{kind}-{name}".encode() for name in ("limit", "remaining", "reset")
+    )
+    for kind in ("requests", "tokens")
+}
+
 
 def openai(standings: Sequence[Standing]) -> Headers:
     """`x-ratelimit-limit-requests`, `-remaining-…` and `-reset-…`, and the same of tokens."""
     headers = []
     for standing in standings:
-        for name, value in (
-            ("limit", str(standing.limit)),
-            ("remaining", str(standing.remaining)),
-            ("reset", _duration(standing.reset_s)),
-        ):
-            headers.append((f"x-ratelimit-{name}-{standing.kind}".encode(), value.encode()))
+        limit, remaining, reset = _OPENAI[standing.kind]
+        headers.append((limit, b"%d" % standing.limit))
+        headers.append((remaining, b"%d" % standing.remaining))
+        headers.append((reset, _duration(standing.reset_s).encode()))
     return headers
 
 
@@ -31,12 +40,10 @@ def anthropic(standings: Sequence[Standing]) -> Headers:
     """`anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, and the same of tokens."""
     headers = []
     for standing in standings:
-        for name, value in (
-            ("limit", str(standing.limit)),
-            ("remaining", str(standing.remaining)),
-            ("reset", standing.reset_at),
-        ):
-            headers.append((f"anthropic-ratelimit-{standing.kind}-{name}".encode(), value.encode()))
+        limit, remaining, reset = _ANTHROPIC[standing.kind]
+        headers.append((limit, b"%d" % standing.limit))
+        headers.append((remaining, b"%d" % standing.remaining))
+        headers.append((reset, standing.reset_at.encode()))
     return headers
 
 

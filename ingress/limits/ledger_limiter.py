@@ -23,6 +23,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, Literal
 
 import structlog
@@ -488,13 +489,13 @@ def standings_of(verdict: Verdict, now: float) -> Sequence[Standing]:
             limit=level.limit,
             remaining=level.remaining,
             reset_s=level.full_in_s,
-            reset_at=_moment(now + level.full_in_s),
+            reset_at=_moment(math.ceil(now + level.full_in_s)),
         )
         for kind, level in levels
         if level is not None
     )
 
 
-def _moment(at: float) -> str:
-    """In whole seconds, not before it."""
-    return datetime.fromtimestamp(math.ceil(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+@lru_cache(maxsize=8)  # all requests of a second have the same
+def _moment(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
