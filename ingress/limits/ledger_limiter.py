@@ -136,6 +136,7 @@ class LedgerLimiter:
         self._due: dict[str, Book] = {}  # there is something to tell or to ask
         self._some = asyncio.Event()
         self._telling: asyncio.TimerHandle | None = None
+        self._renew_at = 0.0
         self._ahead_s = 0.0  # of the ledger's clock
         self._diagnostic: str | None = None  # why the last exchange failed
         self._alone: MemoryLedger | None = None  # decides while the ledger is away
@@ -271,16 +272,22 @@ class LedgerLimiter:
     async def _until_due(self) -> None:
         """Wait until there is something to say: what is held is said again from time to time."""
         while True:
-            holding = [book for book in self._books.values() if book.holds]
-            try:
-                async with asyncio.timeout(self._settings.hold_s / 3 if holding else None):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._renew_at):
                     await self._some.wait()
-            except TimeoutError:
-                if self._alone is None:
-                    self._due.update((book.account_id, book) for book in holding)
+            # However busy other accounts are.
+            if self._loop.time() >= self._renew_at:
+                self._renew()
             if self._due:
                 return
             self._some.clear()
+
+    def _renew(self) -> None:
+        self._renew_at = self._loop.time() + self._settings.hold_s / 3
+        if self._alone is None:
+            for book in self._books.values():
+                if book.holds:
+                    self._due[book.account_id] = book
 
     async def _exchange(self, due: Sequence[Book], asks: Sequence[Sequence[Asking]]) -> None:
         at = self._loop.time()

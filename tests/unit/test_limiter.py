@@ -228,6 +228,22 @@ async def test_a_hold_lasts_as_long_as_its_process_and_not_much_longer() -> None
         assert loop.time() - at < 1.0
 
 
+@pytest.mark.rule("limits.never-exceeded")
+async def test_a_hold_lasts_however_busy_other_accounts_are() -> None:
+    async with world(hold_s=0.3) as w:
+        loop = asyncio.get_running_loop()
+        other = w.process()
+        held = [await w.limiter.reserve(LIMITED, SMALL) for _ in range(2)]
+        began = loop.time()
+        while loop.time() < began + 0.6:
+            (await w.limiter.reserve(MANY, SMALL)).settle(USED, 0)
+            with pytest.raises(ConcurrencyRefusal):
+                await other.reserve(LIMITED, SMALL)
+            await asyncio.sleep(0.01)
+        assert held
+        await other.close()
+
+
 @pytest.mark.rule("limits.close")
 async def test_a_process_that_ends_gives_everything_back_and_tells_what_was_used() -> None:
     async with world() as w:
