@@ -25,6 +25,7 @@ from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 import msgspec
 import structlog
 
+from ingress.figures import Figures
 from ingress.retries import Loss, Retries
 from ingress.settings import TimeLimits
 from schemas import telemetry
@@ -186,25 +187,23 @@ class Generation:
         self._alone = True  # no other suspect runs beside this one
         self._given_up_for: _Silence | Literal["blocked"] | None = None
         self._refusal: ServiceError | None = None  # why the next attempt is not on its way
-        self._input_tokens = 0
-        self._cached_tokens = 0
-        self._figures_of = 0  # the attempt that told them
+        self._figures = Figures()
         self._lost_at: float | None = None  # the last attempt, if this one has not begun to answer
         self._accepted_last_at = self._began_at
-        self._usage: Usage | None = None  # the worker's own figures, at the end
 
     @property
     def usage(self) -> Usage:
         """Tokens as far as known; final once the reply has ended."""
-        if self._usage is not None:
-            return self._usage
-        output_tokens = self._arrived.tokens or self._spoken
-        return Usage(self._input_tokens, self._cached_tokens, output_tokens, 0)
+        return self._figures.so_far(self._output_tokens)
+
+    @property
+    def _output_tokens(self) -> int:
+        return self._arrived.tokens or self._spoken
 
     @property
     def is_final(self) -> bool:
         """Whether `usage` is final: nothing more that counts can arrive."""
-        if self._usage is not None or self._loss is not None:
+        if self._figures.final is not None or self._loss is not None:
             return True
         if self._reply is None:
             return self._dispatching is None
@@ -419,25 +418,16 @@ class Generation:
                 self._loss = loss
             case Failed(error=error, usage=usage):
                 self.phase = "ended"
-                self._usage = self._in_all(_larger(self.usage, usage))
+                self._figures.broke_off(self.attempt, usage, self._output_tokens)
                 raise ReportedError(error)
             case Completed(usage=usage):
                 self.phase = "ended"
-                self._usage = self._in_all(usage)
-                deltas.append(Completed(self._usage))
+                deltas.append(Completed(self._figures.complete(self.attempt, usage)))
             case Finished(reason=reason):
                 self.finish_reason = self.finish_reason or reason
                 self._answered = True
                 self._arrived.add(delta)
                 deltas.append(delta)
-
-    def _in_all(self, usage: Usage) -> Usage:
-        """A later attempt reads the prompt again, but its figures are those of the first time."""
-        if self._figures_of in (0, self.attempt):
-            return usage
-        return Usage(
-            self._input_tokens, self._cached_tokens, usage.output_tokens, usage.reasoning_tokens
-        )
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -449,8 +439,7 @@ class Generation:
         self._accepted_last_at = self._loop.time()
         if self._is_batch:
             self.retries.excuse(self._loop.time() - self._sent_at)
-        if not self._figures_of:
-            self._input_tokens = delta.input_tokens
+        self._figures.accepted(delta.input_tokens)
         if self.accepted_at is None:
             self.accepted_at = self._loop.time()
             deltas.append(delta)
@@ -463,9 +452,7 @@ class Generation:
             self._lost_at = None
         if self.first_token_at is None:
             self.first_token_at = self._loop.time()
-            self._figures_of = self.attempt
-            self._input_tokens = delta.input_tokens
-            self._cached_tokens = delta.cached_tokens
+            self._figures.started(self.attempt, delta.input_tokens, delta.cached_tokens)
             deltas.append(delta)
         self._enter("decode")
 
@@ -622,7 +609,7 @@ class Generation:
                     sent_at = self._sent_at if waiting else now
                     found.append((sent_at + limits.silence_s, "unclaimed"))
             case "prefill":
-                tokens = self._input_tokens + self._tokens_before
+                tokens = self._figures.input_tokens + self._tokens_before
                 extra_s = tokens / _PROMPT_TOKENS_PER_SECOND
                 found.append((progress_at + limits.first_token_s + extra_s, "first_token"))
                 found.append((heard_at + limits.silence_s, "silent"))
@@ -688,19 +675,18 @@ class Generation:
 
     def _hear_figures(self, message: ReplyMessage) -> None:
         """Take the figures of a message that nobody reads any more."""
-        if message.seq < 0 or self._usage is not None or not self._sequence.accept(message):
+        figures = self._figures
+        if message.seq < 0 or figures.final is not None or not self._sequence.accept(message):
             return
         self._count(message)
         for delta in message.deltas:
             match delta:
-                case Accepted() if not self._figures_of:
-                    self._input_tokens = delta.input_tokens
-                case Started() if not self._figures_of:
-                    self._figures_of = self.attempt
-                    self._input_tokens = delta.input_tokens
-                    self._cached_tokens = delta.cached_tokens
+                case Accepted():
+                    figures.accepted(delta.input_tokens)
+                case Started():
+                    figures.started(self.attempt, delta.input_tokens, delta.cached_tokens)
                 case Failed(usage=usage) | Completed(usage=usage):
-                    self._usage = self._in_all(_larger(self.usage, usage))
+                    figures.broke_off(self.attempt, usage, self._output_tokens)
                 case Interrupted():
                     self._lost_attempt = self.attempt
 
@@ -710,16 +696,6 @@ class Generation:
             self._arrived.add_ids(message)
         else:
             self._spoken += sum(type(delta) in _SPOKEN for delta in message.deltas)
-
-
-def _larger(a: Usage, b: Usage) -> Usage:
-    """Field by field: a worker's own count may lag behind, or be missing."""
-    return Usage(
-        max(a.input_tokens, b.input_tokens),
-        max(a.cached_tokens, b.cached_tokens),
-        max(a.output_tokens, b.output_tokens),
-        max(a.reasoning_tokens, b.reasoning_tokens),
-    )
 
 
 def outcome_of(error: ErrorInfo | None) -> UsageOutcome:

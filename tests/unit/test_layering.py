@@ -31,6 +31,7 @@ PURE = (
     "ingress/console/history.py",
     "ingress/console/snapshot.py",
     "ingress/console/status.py",
+    "ingress/figures.py",
     "ingress/limits/desk.py",
     "ingress/limits/periods.py",
     "ingress/limits/standing.py",
