@@ -51,6 +51,9 @@ _PIECE_BYTES = 1 << 16
 _PLAIN_CHARS: Final = _PIECE_BYTES // 6
 """Text of so many is one piece for sure: JSON writes a character in six bytes at most."""
 
+_STOOD_STILL_S: Final = 0.05
+"""A limit that is noticed so late says that the process was busy, and nothing of a worker."""
+
 _BEFORE_THE_ANSWER = (Accepted, Started)
 """An encoder may open the stream with what these tell."""
 
@@ -219,10 +222,15 @@ class Answer(Response):
             self._look.cancel()
             self._look = None
         if self._carrier is not None:
-            self._look = self._loop.call_at(self._next_due(), self._on_time)
+            at = self._next_due()
+            self._look = self._loop.call_at(at, self._on_time, at)
 
-    def _on_time(self) -> None:
+    def _on_time(self, due_at: float) -> None:
         """A limit may have passed."""
+        if self._loop.time() - due_at > _STOOD_STILL_S:
+            # So did everything else here: what has come meanwhile is read before it is judged.
+            self._look = self._loop.call_later(_STOOD_STILL_S, self._on_time, math.inf)
+            return
         self._look = None
         try:
             self._act_on_time()

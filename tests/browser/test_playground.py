@@ -1,9 +1,9 @@
 """The playground in every dialect: streams, calls of tools, schemas, and the call as a program."""
 
 import asyncio
-import contextlib
 import io
 from collections.abc import AsyncIterator
+from functools import partial
 
 import orjson
 import pytest
@@ -53,8 +53,9 @@ async def run_python(program: str) -> str:
 
     def run() -> str:
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(program, "playground.py", "exec"), {"__name__": "__main__"})
+        # Its own `print`: the service writes its log to the output of the same process.
+        names = {"__name__": "__main__", "print": partial(print, file=printed)}
+        exec(compile(program, "playground.py", "exec"), names)
         return printed.getvalue()
 
     return await asyncio.to_thread(run)

@@ -7,6 +7,7 @@ seen by then.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,33 @@ async def test_a_failure_at_any_point_is_told_once_and_as_nothing_else(
         for dialect in CONVERSATIONS:
             await check_serving(http, dialect)
         assert await stack.engine.running() == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_process_that_stood_still_reads_before_it_gives_up(stream: bool) -> None:
+    """A limit passes for a worker that is silent, not for one that nobody had listened to."""
+    pauses = asyncio.Event()
+
+    def steps() -> Iterator[Step]:
+        pauses.set()
+        yield Pause(0.1)
+        yield Text("Hm.</think>one two")
+        yield End("stop")
+
+    player = Player()
+    player.steps = steps()
+    async with (
+        play(player, "wafer", first_token_s=0.3) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=20) as http,
+    ):
+        body = {**request_to_play("chat", think=True), "stream": stream}
+        asking = asyncio.create_task(http.post(path_of("chat"), json=body))
+        await asyncio.wait_for(pauses.wait(), 20)
+        time.sleep(0.6)  # noqa: ASYNC251 - the process stands still
+        response = await asking
+        assert response.status_code == 200
+        assert b"two" in response.content
+        assert b"error" not in response.content
 
 
 @BOTH
