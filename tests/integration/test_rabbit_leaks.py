@@ -151,8 +151,8 @@ async def test_counts_return_to_the_idle_ones(own_broker: BrokerNode, model: str
         assert sum(outcomes.values()) == REQUESTS
         assert outcomes["whole"] > 20, outcomes
         assert outcomes["left"] > 50, outcomes
-        assert dispatcher.reconnects > 0
-        assert sources[1].reconnects > 0
+        # Both were cut; who waited longer between two tries may be back only now.
+        await until(lambda: dispatcher.reconnects > 0 and sources[1].reconnects > 0, timeout_s=20)
         await until(lambda: in_objects(dispatcher, sources) == idle, timeout_s=20)
         after: dict[str, Any] = {}
 
