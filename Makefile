@@ -21,7 +21,7 @@ ARGS ?=
 # Two more than there are processors, for many tests wait; four are as good as any number.
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 2))')
 
-.PHONY: help up test test-clients chaos soak lint format lock sbom clean python
+.PHONY: help up test test-clients chaos soak bench lint format lock sbom clean python
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
@@ -68,6 +68,14 @@ soak: python ## Keep a service busy for an hour, and check that memory stays fla
 	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker
 	$(BIN)/python -m tests.chaos soak $(ARGS)
 
+bench: python ## Measure the service beside its peers, which are installed first
+	@$(PYTHON) deploy/install.py --venv $(VENV) test broker
+	@# What cannot be installed is left out of the measurement, which says so.
+	-@$(PYTHON) deploy/install.py --venv $(VENV) nginx
+	-@$(PYTHON) deploy/install.py --venv .venv-peers peers
+	-@$(PYTHON) deploy/install.py --venv .venv-dynamo dynamo
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
 lint: ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,6 +87,8 @@ format: ## Format the code
 
 # Tests and service share one environment, so every lock is resolved within the test set's pins.
 LOCK = $(BIN)/uv pip compile --quiet --no-header --no-annotate --universal --python-version 3.11
+PEERS_LOCK = $(BIN)/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 \
+	--python-platform x86_64-manylinux_2_35 --generate-hashes --upgrade
 lock: python ## Pin the newest versions anew, with uv
 	@$(PYTHON) deploy/install.py --venv $(VENV) core
 	$(BIN)/python -m pip install --quiet uv
@@ -90,6 +100,9 @@ lock: python ## Pin the newest versions anew, with uv
 		-o deploy/cpu/requirements.txt
 	$(LOCK) --generate-hashes --upgrade requirements/clients.in -o requirements/clients.txt
 	$(LOCK) --generate-hashes --upgrade requirements/clients-old.in -o requirements/clients-old.txt
+	$(PEERS_LOCK) requirements/peers.in -o requirements/peers.txt
+	$(PEERS_LOCK) --overrides requirements/dynamo-overrides.txt requirements/dynamo.in -o requirements/dynamo.txt
+	$(PEERS_LOCK) requirements/load.in -o requirements/load.txt
 	$(LOCK) --no-deps deploy/cpu/trial.in -o deploy/cpu/trial.txt
 	sed 's/ *\\$$//; /^    --hash/d' requirements/core.txt > $(VENV)/core-pins.txt
 	$(BIN)/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --prerelease allow \
@@ -107,5 +120,5 @@ sbom: python ## Write bills of materials of the images (CycloneDX) into dist/
 	$(SBOM) -o dist/headrace-worker-gpu.cdx.json deploy/gpu/requirements.txt
 
 clean: ## Remove the environments and every cache
-	rm -rf dist .venv .venv-gpu .venv-clients .venv-clients-old tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist .venv .venv-gpu .venv-clients .venv-clients-old .venv-peers .venv-dynamo .venv-load tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

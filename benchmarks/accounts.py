@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.load import BadReply, ask, load, percentile
-from benchmarks.spine import MODEL, Target, broker, console, running, wait_until_answering
+from benchmarks.processes import MODEL, Target, broker, console, running, wait_until_answering
 from ingress.stores import schema
 from ingress.stores.database import open_database
 from tests.fixtures.ports import free_port
@@ -62,10 +62,10 @@ async def turn(target: Target, key: str | None, streams: int, tokens: int, secon
     """
     asked = ask(MODEL, tokens=tokens, gap_ms=10, ttft_ms=0, key=key)
     async with load(target.port, asked, streams=streams) as seen:
-        before, begun, first = target.cpu_s(), time.monotonic(), seen.tokens
+        before, begun, first = target.cpu_s(), time.monotonic(), seen.replies
         await asyncio.sleep(seconds)
         after, elapsed = target.cpu_s(), time.monotonic() - begun
-        requests = (seen.tokens - first) / tokens
+        requests = seen.replies - first
     return Turn(
         cpu_us=(after["ingress"] - before["ingress"]) / requests * 1e6,
         requests_per_s=requests / elapsed,

@@ -37,7 +37,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benchmarks.load import BadReply
-from benchmarks.spine import broker, running
+from benchmarks.processes import broker, running
 from tests.fixtures.ports import free_port
 from tests.fixtures.postgres import PostgresServer
 

@@ -34,7 +34,7 @@ import uvloop
 from rich.table import Table
 
 from benchmarks.accounts import database
-from benchmarks.spine import MODEL, Target, broker, console, running, wait_until_answering
+from benchmarks.processes import MODEL, Target, broker, console, running, wait_until_answering
 from ingress.limits.state import AccountState
 from tests.fixtures.ports import free_port
 

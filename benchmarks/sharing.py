@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load import BadReply, percentile
+from benchmarks.processes import broker, running
 from benchmarks.sharing_jobs import Shape, batch_job
-from benchmarks.spine import broker, running
 from ingress.generation import Generation
 from ingress.settings import TimeLimits
 from schemas.delta import Completed

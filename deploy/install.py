@@ -4,8 +4,9 @@
 
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
 `gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
-is run against the service), `broker`, `database` and `browser` (a RabbitMQ, a PostgreSQL and a
-Chromium for the tests, by Debian package). A set that is installed already, from the same lock
+is run against the service), `peers`, `dynamo` and `load` (what it is measured against, and a load
+tool), `broker`, `database`, `browser` and `nginx` (a RabbitMQ, a PostgreSQL and a Chromium for the
+tests, and another peer, by Debian package). A set that is installed already, from the same lock
 files, costs nothing; so a second run needs no network. Needs Python 3.11 or newer and nothing else.
 """
 
@@ -187,11 +188,13 @@ def steps_for(name: str, environment: Environment, scratch: Path) -> list[Step]:
                     command=(environment.python, "deploy/cpu/patch_torchvision.py"),
                 ),
             ]
-        case "clients" | "clients-old":
+        case "clients" | "clients-old" | "peers" | "dynamo" | "load":
+            # The lock of Dynamo is whole, and leaves out what its package only pretends to need.
+            whole = ("--no-deps",) if name == "dynamo" else ()
             return [
                 Step(
                     title=f"Installing the {name} packages",
-                    command=(*pip, "--require-hashes", "-r", f"requirements/{name}.txt"),
+                    command=(*pip, *whole, "--require-hashes", "-r", f"requirements/{name}.txt"),
                 )
             ]
         case "gpu":
@@ -217,6 +220,9 @@ FILES = {
     "cpu": ("deploy/cpu",),
     "clients": ("requirements/clients.txt",),
     "clients-old": ("requirements/clients-old.txt",),
+    "peers": ("requirements/peers.txt",),
+    "dynamo": ("requirements/dynamo.txt",),
+    "load": ("requirements/load.txt",),
     "gpu": ("deploy/gpu/requirements.txt",),
     "trial": ("deploy/cpu/trial.txt",),
 }
@@ -313,11 +319,17 @@ def install_browser() -> None:
         )
 
 
+def install_nginx() -> None:
+    """Install Debian's nginx, without starting its service, where none is found."""
+    if not shutil.which("nginx", path=f"{os.defpath}:/usr/sbin:/usr/local/sbin"):
+        install_package("nginx-light", "nginx", "  - install nginx with your package manager")
+
+
 def install_package(package: str, name: str, otherwise: str) -> None:
     root = () if os.geteuid() == 0 else ("sudo", "-n")
     if not shutil.which("apt-get") or (root and not may_sudo()):
         raise InstallError(
-            f"The tests need a real {name} and found none. One of these will do:\n{otherwise}"
+            f"A real {name} is needed, and there is none. One of these will do:\n{otherwise}"
         )
     # at run level 1 Debian's scripts start no service; the tests start a server of their own
     apt = (*root, "env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-y", "-q")
@@ -332,7 +344,12 @@ def may_sudo() -> bool:
     return subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
 
 
-SERVERS = {"broker": install_broker, "database": install_database, "browser": install_browser}
+SERVERS = {
+    "broker": install_broker,
+    "database": install_database,
+    "browser": install_browser,
+    "nginx": install_nginx,
+}
 
 
 def main() -> None:
