@@ -21,7 +21,7 @@ ARGS ?=
 # Two more than there are processors, for many tests wait; four are as good as any number.
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 2))')
 
-.PHONY: help up test test-clients chaos soak bench lint format lock sbom clean python
+.PHONY: help up test test-clients chaos soak bench docs lint format lock sbom clean python
 .DEFAULT_GOAL := help
 
 help: ## Say what there is
@@ -39,7 +39,7 @@ up: python ## Install what is missing, then serve a model on this machine
 	@trap : INT; $(UP_VENV)/bin/headrace up $(ARGS) || test $$? -eq 130 # Ctrl-C is a good end
 
 test: python ## Install what is missing, then check everything
-	@$(PYTHON) deploy/install.py --venv $(VENV) test cpu broker database browser
+	@$(PYTHON) deploy/install.py --venv $(VENV) test docs cpu broker database browser
 	@$(PYTHON) deploy/install.py --venv .venv-clients-old clients-old
 	@# Beside each other: each alone leaves processors idle for a while.
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint tests
@@ -76,6 +76,10 @@ bench: python ## Measure the service beside its peers, which are installed first
 	-@$(PYTHON) deploy/install.py --venv .venv-dynamo dynamo
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
+docs: python ## Build the documentation's site into site/
+	@$(PYTHON) deploy/install.py --venv $(VENV) docs
+	$(BIN)/zensical build --clean --strict
+
 lint: ## Check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -98,6 +102,7 @@ lock: python ## Pin the newest versions anew, with uv
 		-o requirements/core.txt
 	$(LOCK) -c requirements/test.txt --config-file deploy/cpu/uv.toml deploy/cpu/requirements.in \
 		-o deploy/cpu/requirements.txt
+	$(LOCK) --generate-hashes -c requirements/test.txt requirements/docs.in -o requirements/docs.txt
 	$(LOCK) --generate-hashes --upgrade requirements/clients.in -o requirements/clients.txt
 	$(LOCK) --generate-hashes --upgrade requirements/clients-old.in -o requirements/clients-old.txt
 	$(PEERS_LOCK) requirements/peers.in -o requirements/peers.txt
@@ -120,5 +125,5 @@ sbom: python ## Write bills of materials of the images (CycloneDX) into dist/
 	$(SBOM) -o dist/headrace-worker-gpu.cdx.json deploy/gpu/requirements.txt
 
 clean: ## Remove the environments and every cache
-	rm -rf dist .venv .venv-gpu .venv-clients .venv-clients-old .venv-peers .venv-dynamo .venv-load tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf dist site .cache .venv .venv-gpu .venv-clients .venv-clients-old .venv-peers .venv-dynamo .venv-load tests/clients/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,7 +5,7 @@
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
 `gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
 is run against the service), `peers`, `dynamo` and `load` (what it is measured against, and a load
-tool), `broker`, `database`, `browser` and `nginx` (a RabbitMQ, a PostgreSQL and a Chromium for the
+tool), `docs` (what builds the documentation's site), `broker`, `database`, `browser` and `nginx` (a RabbitMQ, a PostgreSQL and a Chromium for the
 tests, and another peer, by Debian package). A set that is installed already, from the same lock
 files, costs nothing; so a second run needs no network. Needs Python 3.11 or newer and nothing else.
 """
@@ -188,7 +188,7 @@ def steps_for(name: str, environment: Environment, scratch: Path) -> list[Step]:
                     command=(environment.python, "deploy/cpu/patch_torchvision.py"),
                 ),
             ]
-        case "clients" | "clients-old" | "peers" | "dynamo" | "load":
+        case "docs" | "clients" | "clients-old" | "peers" | "dynamo" | "load":
             # The lock of Dynamo is whole, and leaves out what its package only pretends to need.
             whole = ("--no-deps",) if name == "dynamo" else ()
             return [
@@ -218,6 +218,7 @@ FILES = {
     "core": ("requirements/core.txt", "pyproject.toml"),
     "test": ("requirements/test.txt", "pyproject.toml"),
     "cpu": ("deploy/cpu",),
+    "docs": ("requirements/docs.txt",),
     "clients": ("requirements/clients.txt",),
     "clients-old": ("requirements/clients-old.txt",),
     "peers": ("requirements/peers.txt",),

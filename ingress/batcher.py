@@ -32,7 +32,7 @@ from ingress.settings import IngressSettings
 from ingress.usage.keeper import Keeper, keeping
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
-from schemas.options import AmqpUrl, Logs, blobs_option, log_options, option
+from schemas.options import Logs, amqp_option, blobs_option, log_options, option
 from schemas.transport.rabbit import BrokerUnreachable, RabbitDispatcher
 
 log = structlog.get_logger()
@@ -41,13 +41,7 @@ _DEFAULTS = BatcherSettings()
 
 
 @click.command()
-@option(
-    "--amqp-url",
-    env="AMQP_URL",
-    type=AmqpUrl(),
-    required=True,
-    help="The broker, such as amqp://user:password@host:5672/vhost.",
-)
+@amqp_option
 @database_option(required=True)
 @blobs_option(required=True)
 @option(
@@ -102,7 +96,7 @@ _DEFAULTS = BatcherSettings()
     "--metrics-host",
     env="METRICS_HOST",
     default="127.0.0.1",
-    help="Address for --metrics-port; they tell models and load to whoever reaches it.",
+    help="Address for --metrics-port; they tell model names and load to whoever reaches it.",
 )
 @usage_log_option()
 @usage_days_option()

@@ -23,7 +23,7 @@ from ingress.settings import IngressSettings, LimitSettings, TimeLimits
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
-from schemas.options import AmqpUrl, Logs, blobs_option, log_options, option, stacked
+from schemas.options import Logs, amqp_option, blobs_option, log_options, option, stacked
 from schemas.tracing.tracing import Tracing, traced
 from schemas.transport.rabbit import BrokerUnreachable, DispatcherSettings, RabbitDispatcher
 
@@ -69,8 +69,8 @@ ingress_options = stacked(
         env="API_KEY",
         multiple=True,
         callback=_keys,
-        help="Accepted key; may be repeated. Each is an account of its own, without limits. "
-        "Without any, and without accounts, no authentication.",
+        help="Accepted key, an account of its own without limits; may be repeated, in the variable "
+        "with spaces between. Without any, and without accounts, no authentication.",
     ),
     option(
         "--admin-key",
@@ -113,7 +113,7 @@ ingress_options = stacked(
         env="QUEUE_WAIT",
         type=click.FloatRange(min=0, min_open=True),
         default=60.0,
-        help="Seconds a request may wait for a free worker.",
+        help="Seconds a request may wait for a free worker; then it is refused with 503.",
     ),
     option(
         "--reserve-output",
@@ -158,7 +158,7 @@ ingress_options = stacked(
         env="MAX_QUEUED_TOKENS",
         type=click.IntRange(min=1),
         default=8_000_000,
-        help="Tokens of their prompts, estimated.",
+        help="Tokens of the prompts of those that wait, estimated.",
     ),
     option(
         "--idempotency-window",
@@ -272,13 +272,7 @@ def warn_if_open(settings: IngressSettings, directory: AccountDirectory) -> None
 
 @click.command()
 @option("--model", env="MODEL", help="Known model, served while no worker has told of itself yet.")
-@option(
-    "--amqp-url",
-    env="AMQP_URL",
-    type=AmqpUrl(),
-    required=True,
-    help="The broker, such as amqp://user:password@host:5672/vhost.",
-)
+@amqp_option
 @blobs_option()
 @database_option()
 @option(

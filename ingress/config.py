@@ -40,7 +40,12 @@ class _Section(BaseModel):
 
 
 class ReasoningConfig(_Section):
-    """Reasoning levels of a model, in rising order, and the default."""
+    """How a model reasons.
+
+    Attributes:
+        efforts: Its levels, in rising order.
+        default: The one of a request that names none.
+    """
 
     efforts: tuple[Effort, ...] = Field(min_length=1)
     default: Effort
@@ -58,7 +63,20 @@ class ReasoningConfig(_Section):
 
 
 class CapabilitiesConfig(_Section):
-    """What requests may ask of a model; what is left out stays as the worker tells."""
+    """What requests may ask of a model; what is left out stays as the worker tells.
+
+    Attributes:
+        vision: Images.
+        tools: Calls of tools.
+        n: Several choices in one request. True if nobody says.
+        logprobs: Log probabilities. True if nobody says.
+        json_object: An answer that is a JSON object. True if nobody says.
+        json_schema: An answer that obeys a JSON schema. True if nobody says.
+        regex: An answer that matches a regular expression.
+        grammar: An answer that a grammar derives.
+        completions: `/v1/completions`.
+        reasoning: How it reasons; null takes reasoning away from a model whose workers tell of it.
+    """
 
     vision: bool | None = None
     tools: bool | None = None
@@ -80,7 +98,15 @@ class CapabilitiesConfig(_Section):
 
 
 class PricingConfig(_Section):
-    """Prices per million tokens: whole cents, for cached input millionths of a cent."""
+    """Prices per million tokens.
+
+    Attributes:
+        currency: Three letters.
+        input_cents_per_million: Cents for a million tokens of prompts.
+        output_cents_per_million: Cents for a million tokens of answers.
+        cache_read_microcents_per_million: Millionths of a cent for a million tokens of prompts
+            that the cache had. Without, they cost what others do.
+    """
 
     currency: str = Field(default="usd", pattern="^[a-z]{3}$")
     input_cents_per_million: int = Field(ge=0)
@@ -93,6 +119,27 @@ class ModelConfig(_Section):
 
     Only the id is required. What is left out is as the workers of the model tell, so that an
     operator who adds a price need not repeat the window.
+
+    Attributes:
+        id: Public id. The workers' spelling of it is the one that is shown.
+        aliases: Further names; each is listed as a model of its own. Claude Code offers only names
+            that begin with `claude` or `anthropic`.
+        display_name: Shown in `/v1/models`.
+        description: Shown in `/v1/models`.
+        owned_by: Shown in `/v1/models`; `headrace` if nobody says.
+        provider: Shown in `/v1/models`.
+        tier: Shown in `/v1/models`.
+        created: Shown in `/v1/models`, in Unix seconds; 0 if nobody says.
+        context_length: Tokens of input and output together. While nobody says, the model is known
+            but not listed, and requests for it get 503.
+        max_output_tokens: The most tokens of one answer. Without, only the window bounds them.
+        vocab_size: Tokens that there are, for checking ids; 0, and unknown, if nobody says.
+        capabilities: What requests may ask.
+        honors_sampling: Whether sampling fields have an effect. True if nobody says.
+        reasoning_headroom: Tokens added to the caller's limit for reasoning, as far as the window
+            has room; 0 if nobody says.
+        zdr_supported: Whether zero data retention may be asked for. False if nobody says.
+        pricing: Prices, for costs and budgets.
     """
 
     id: str = Field(min_length=1)
@@ -141,8 +188,10 @@ class KeyConfig(_Section):
     """One key of an account: itself, or what is to be known of it.
 
     Attributes:
+        key: The key itself; either this or its digest is required.
         sha256: Of the key, in hexadecimal digits.
         label: Names it in logs and records, beside the account; its place in the list if empty.
+        expires_at: From then on it is unknown. Without, it is valid for ever.
     """
 
     key: KeyText | None = Field(default=None, repr=False)
@@ -165,7 +214,12 @@ class KeyConfig(_Section):
 
 
 class AccountConfig(AccountTerms):
-    """One account; fields as in `ingress.accounts.account.Account`, and its keys."""
+    """One account; fields as in `ingress.accounts.account.Account`, and its keys.
+
+    Attributes:
+        id: Lower-case letters, digits, `.`, `-` and `_`, up to 63. It cannot be changed.
+        keys: Up to as many as you like; each is the account's.
+    """
 
     id: AccountId
     keys: Annotated[tuple[KeyConfig, ...], Field(strict=False)] = ()
@@ -177,7 +231,15 @@ class AccountConfig(AccountTerms):
 
 
 class Config(_Section):
-    """The whole file."""
+    """The whole file.
+
+    Attributes:
+        models: What is served, beside what workers tell.
+        accounts: Who may use it; more of it in accounts.md.
+        api_keys: Accepted keys beside those of `--api-key`, each an account of its own.
+        profile: What to follow where the documented API and the official clients differ; `wafer` if
+            neither this nor `--profile` says.
+    """
 
     models: tuple[ModelConfig, ...] = ()
     accounts: tuple[AccountConfig, ...] = ()

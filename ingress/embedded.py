@@ -63,7 +63,8 @@ _QUESTION = "What is the capital of France?"
 @option(
     "--model",
     env="MODEL",
-    help="Directory or hub id of the model. Default: a small real model for trying out.",
+    help="Directory or hub id of the model; for --engine upstream the name that server knows. "
+    "Default: a small real model for trying out.",
 )
 @option(
     "--amqp-url",

@@ -20,7 +20,8 @@ class TimeLimits(BaseModel):
 
     Attributes:
         queue_wait_s: Until a worker takes the Job.
-        first_token_s: From then to the first token, plus one second per 2,000 prompt tokens.
+        first_token_s: From when a worker took the Job to the first token, plus one second per 2,000
+            prompt tokens.
         stall_s: Between tokens; a worker that has none for longer counts as lost.
         silence_s: Between signs of life of a worker; they come every second.
         last_words_s: How long a worker that seems lost has to show that it is not.
@@ -30,7 +31,7 @@ class TimeLimits(BaseModel):
             nobody waits for that but the record of it.
         commit_after_accept_s: A stream's status line leaves this long after a worker accepted the
             Job, or with the first token, whichever comes first.
-        commit_s: It leaves this long after arrival in any case.
+        commit_s: A stream's status line leaves this long after arrival in any case.
         keep_alive_s: Silence after which a stream gets a sign of life.
         write_s: How long a reader may take nothing before the stream is given up.
         body_s: Silence while the request body is uploaded.
@@ -127,7 +128,7 @@ class IngressSettings(BaseModel):
             requests tell.
         max_concurrent: Requests in flight in this process.
         max_queued: Requests of one model that wait for a worker, in this process.
-        max_queued_tokens: Tokens of their prompts, about.
+        max_queued_tokens: Tokens of the prompts of those that wait, about.
         grace_s: How long running streams may go on after SIGTERM.
         usage_log: File that records of usage are appended to.
         usage_days: How long they are kept in the database of a process that runs batches too.

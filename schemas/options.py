@@ -50,6 +50,17 @@ class AmqpUrl(click.ParamType[str]):
         return str(value)
 
 
+amqp_option: Final = option(
+    "--amqp-url",
+    env="AMQP_URL",
+    type=AmqpUrl(),
+    required=True,
+    help="The broker, such as amqp://user:password@host:5672/vhost; amqps:// for TLS. Of a cluster "
+    "the URLs of its nodes, with commas between. Give it by its variable.",
+)
+"""`--amqp-url` of what does nothing without a broker."""
+
+
 class BlobPlace(click.ParamType[BlobStore]):
     """A directory or a bucket that can keep blobs; a directory is made if it is not there."""
 

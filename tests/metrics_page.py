@@ -40,10 +40,9 @@ batches.
 A worker passes SGLang's own metrics on, under their own names (`sglang:…`), if SGLang is told to
 have any: `--engine-arg enable_metrics=true`. They cost it a little, so they are off by default.
 
-`up` and the labels `job` and `instance` are Prometheus' own. The queries in [the
-dashboard](../deploy/grafana/headrace.json) and in [the alerts](../deploy/prometheus/alerts.yaml)
-are held against this table by a test. What to do when one fires is in
-[operations.md](operations.md#alerts).
+`up` and the labels `job` and `instance` are Prometheus' own. The queries in the
+dashboard (`deploy/grafana`) and in the alerts (`deploy/prometheus`) are held against this table by
+a test. What to do when one fires is in [operations.md](operations.md#alerts).
 """
 
 

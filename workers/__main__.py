@@ -18,8 +18,8 @@ from schemas.blobs.base import BlobStore
 from schemas.model_card import served_id
 from schemas.options import (
     READY_OPTION,
-    AmqpUrl,
     Logs,
+    amqp_option,
     blobs_option,
     log_options,
     option,
@@ -49,13 +49,7 @@ log = structlog.get_logger()
     required=True,
     help="Directory or hub id of the model (upstream: the name that server knows).",
 )
-@option(
-    "--amqp-url",
-    env="AMQP_URL",
-    type=AmqpUrl(),
-    required=True,
-    help="The broker, such as amqp://user:password@host:5672/vhost.",
-)
+@amqp_option
 @blobs_option()
 @engine_options
 @option(

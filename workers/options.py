@@ -67,14 +67,15 @@ engine_options = stacked(
         env="BATCH_SHARE",
         type=click.FloatRange(0, 1),
         default=0.5,
-        help="Part of them that batch work may have while any live request runs.",
+        help="Part of --concurrency that batch work may have while any live request runs.",
     ),
     option(
         "--batch-floor",
         env="BATCH_FLOOR",
         type=click.IntRange(min=0),
         default=0,
-        help="So many of them are never a live request's, so that batch work never stands still.",
+        help="Requests of --concurrency that are never live ones, so that batch work never stands "
+        "still.",
     ),
     option(
         "--engine-arg",
@@ -83,7 +84,8 @@ engine_options = stacked(
         multiple=True,
         metavar="NAME=VALUE",
         callback=parse_engine_args,
-        help="Any field of SGLang's ServerArgs. May be repeated.",
+        help="Any field of SGLang's ServerArgs; may be repeated, in the variable with spaces "
+        "between.",
     ),
     option(
         "--upstream-url",

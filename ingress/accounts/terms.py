@@ -69,14 +69,26 @@ class _Section(BaseModel):
 
 
 class BudgetTerms(_Section):
-    """As `Budget`."""
+    """As `Budget`.
+
+    Attributes:
+        cents: What may be spent in a period, by the prices of the catalogue.
+        period: They begin at midnight UTC.
+    """
 
     cents: Annotated[int, Field(ge=0, le=_MOST)]
     period: Period = "month"
 
 
 class LimitTerms(_Section):
-    """As `Limits`."""
+    """As `Limits`.
+
+    Attributes:
+        concurrency: Requests in flight.
+        requests_per_minute: Requests in any 60 seconds.
+        tokens_per_minute: Tokens of prompts and answers in any 60 seconds.
+        budget: What it may spend.
+    """
 
     concurrency: _Count | None = None
     requests_per_minute: _Count | None = None
@@ -85,7 +97,19 @@ class LimitTerms(_Section):
 
 
 class AccountTerms(_Section):
-    """As `Account`, but for its id."""
+    """As `Account`, but for its id.
+
+    Attributes:
+        name: For people.
+        disabled: Every request is refused with 403; keys stay.
+        models: Ids or names of the only models that it may use; an empty list is none. Without,
+            all.
+        aliases: Its own names for models: name to id.
+        always_zdr: Every request is treated as one that requires zero data retention.
+        profile: Its dialect profile. Without, that of the deployment.
+        priorities: Lowest and highest `priority` of its requests. Without, as the model has it.
+        limits: What it may use; without, all there is.
+    """
 
     name: Annotated[str, StringConstraints(max_length=256)] = ""
     disabled: bool = False

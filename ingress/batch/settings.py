@@ -11,7 +11,7 @@ class BatcherSettings(BaseModel):
     Attributes:
         max_batches: That it has in hand at the same time.
         window: Lines of one model in flight; None follows the slots that its workers have.
-        max_window: Upper bound of that.
+        max_window: Upper bound of what follows from those slots.
         max_window_bytes: Input bytes of the lines of one model in flight. A larger line runs alone.
         lease_s: For how long a batch is claimed; it is renewed at a third of that.
         poll_s: How often a batch is looked at, to see that it was cancelled.
@@ -19,7 +19,7 @@ class BatcherSettings(BaseModel):
         commit_lines, commit_bytes, commit_s: Results are stored together, up to so many, so large
             or so late.
         retries: How often a line that failed for a passing reason is tried again.
-        retry_first_s: Pause before the first of them, about; it doubles.
+        retry_first_s: Pause before it is tried again for the first time, about; it doubles.
         presence_s: For how long a batcher must have been connected before it believes that there is
             no model of a name.
         look_s: How often it is looked whether workers have come or gone.
