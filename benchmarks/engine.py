@@ -97,6 +97,7 @@ class Engine:
             stream.connection.drop()
 
     def _at(self, due: float, stream: Stream) -> None:
+        due = round(due, 4)  # one instant, by whichever sum it was found
         together = self._ticks.get(due)
         if together is None:
             together = self._ticks[due] = []

@@ -33,6 +33,7 @@ _ticks: dict[float, asyncio.Future[None]] = {}
 
 async def _until(due: float) -> None:
     """Wait together with whoever is due at the same instant."""
+    due = round(due, 4)  # one instant, by whichever sum it was found
     tick = _ticks.get(due)
     if tick is None:
         loop = asyncio.get_running_loop()
