@@ -1,68 +1,14 @@
-"""The commands and files of the page on deployment are such as the programs and the chart take."""
+"""What the page on deployment names is in the chart, and in the tree."""
 
 import re
-import shlex
-from collections.abc import Iterator
-from importlib.metadata import entry_points
-from pathlib import Path
 
-import click
 import helm_python
-import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("deployment.md", "operations.md")}
-PAGE = PAGES["deployment.md"]
-COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+from tests.fixtures.pages import DOCS, ROOT, blocks, shell_commands
 
-
-def blocks(page: str, language: str) -> Iterator[str]:
-    for indent, text in re.findall(rf"^( *)```{language}\n(.*?)^ *```", page, re.M | re.S):
-        yield re.sub(rf"^{indent}", "", text, flags=re.M)
-
-
-def commands(page: str) -> list[list[str]]:
-    lines = "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines()
-    inline = re.findall(r"`((?:headrace|kubectl|helm|docker) [^`]+)`", page)
-    return [shlex.split(line) for line in [*lines, *inline] if line.strip()]
-
-
-def of_ours(words: list[str]) -> list[str] | None:
-    """What of a command line is one of our commands."""
-    for mark in ("--", "exec"):
-        if mark in words and "headrace" in words[words.index(mark) :]:
-            return words[words.index("headrace", words.index(mark)) :]
-    return words if words[0] == "headrace" else None
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_our_commands_exist_with_their_options(name: str) -> None:
-    found = [ours for words in commands(PAGES[name]) if (ours := of_ours(words))]
-    assert found
-    for _, first, *rest in found:
-        (point,) = entry_points(group="headrace.commands", name=first)
-        command: click.Command = point.load()
-        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-            context = click.Context(command)
-            within = command.get_command(context, rest.pop(0))
-            assert within is not None, (first, rest)
-            command = within
-        known = {flag for option in command.params for flag in option.opts} | {"--help"}
-        assert {word for word in rest if word.startswith("--")} <= known, (first, rest)
-
-
-def test_what_compose_is_told_to_do_it_can() -> None:
-    lines = [words for words in commands(PAGE) if words[:2] == ["docker", "compose"]]
-    assert len(lines) >= 5
-    verbs = {"up", "build", "run", "exec"}
-    for words in lines:
-        told = [word.partition("=")[0] for word in words[2:] if not word.startswith("-")]
-        if "headrace" in told:
-            told = told[: told.index("headrace")]
-        verb, *services = told
-        assert verb in verbs
-        assert set(services) <= set(COMPOSE["services"]), words
+PATH = DOCS / "deployment.md"
+PAGE = PATH.read_text()
 
 
 def test_files_that_are_named_are_there() -> None:
@@ -73,8 +19,8 @@ def test_files_that_are_named_are_there() -> None:
 
 
 def test_the_values_of_the_page_make_what_its_commands_ask_for() -> None:
-    (values,) = (yaml.safe_load(text) for text in blocks(PAGE, "yaml"))
-    (install,) = (words for words in commands(PAGE) if "--install" in words)
+    (values,) = (yaml.safe_load(one.text) for one in blocks(PATH) if one.language == "yaml")
+    (install,) = (words for words in shell_commands(PATH) if "--install" in words)
     release = install[install.index("--install") + 1]
     with helm_python.Chart.load(ROOT / "deploy/helm/headrace") as chart:
         files = chart.render(values, name=release, namespace="llm")
