@@ -245,6 +245,7 @@ class Connection(asyncio.Protocol):
         self._seen = 0
         loop = asyncio.get_running_loop()
         self._reply = loop.create_future()
+        self._reply.add_done_callback(_seen)  # who only waits for its beginning hears no more of it
         self.first_token = loop.create_future()
         self._sent_at = time.monotonic()
         self._transport.write(asked.wire)
@@ -280,6 +281,11 @@ class Connection(asyncio.Protocol):
     def _fail(self, why: str) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(BadReply(why))
+
+
+def _seen(reply: asyncio.Future[bytes]) -> None:
+    if not reply.cancelled():
+        reply.exception()
 
 
 def check(raw: bytes, asked: Ask) -> None:

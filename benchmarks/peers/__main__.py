@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -140,8 +139,8 @@ def main(
     docs/performance.md. Let nothing else run meanwhile. Ctrl-C ends it early and tells what was
     seen.
     """
-    # Whoever ends this by a signal ends with it all that it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # However it is ended, it ends what it has started, and tells what it has seen.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     length = _length(quick, minutes, rounds, seconds)
     if check_client:
         _check_client(only or ("bare",), environments=environments, logs=logs)

@@ -19,7 +19,7 @@ _KEY = "a-key-of-the-benchmark"
 
 
 class Headrace(Peer):
-    """Over a RabbitMQ of its own, with one worker."""
+    """Over a RabbitMQ of its own, or the one that was given, with one worker."""
 
     dialects = ("chat", "messages", "responses")
     ours = True
@@ -29,12 +29,14 @@ class Headrace(Peer):
         url, broker = site.broker()
         worker = site.module(
             f"{self.name}-worker",
-            *("ingress", "worker", "--model", "scripted", *self.engine(site)),
+            *("ingress", "worker", "--model", "scripted", "--served-id", self.name),
+            *self.engine(site),
             *("--amqp-url", url, "--concurrency", str(STREAMS), "--no-supervise"),
         )
         target = self.served(site, "ingress", "--amqp-url", url, *self.ingress)
         parts = (*target.parts, ("worker", worker), *((("broker", broker),) if broker else ()))
-        return replace(target, parts=parts)
+        # Where they have one broker, it is by the model that a request finds its worker.
+        return replace(target, parts=parts, model=self.name)
 
     def engine(self, site: Site) -> tuple[str, ...]:
         """Options of the worker that say which engine it has."""

@@ -13,6 +13,7 @@ class Router(Peer):
     """One that is started before a list of engines.
 
     Of their policies the one that looks into no prompt: there is one engine, and nothing to choose.
+    Nor is there another to turn to when its connections end, as they do where clients leave.
     """
 
     command: ClassVar[tuple[str, ...]]
@@ -24,6 +25,7 @@ class Router(Peer):
             self.name,
             *(program, *self.command[1:], "--host", "127.0.0.1", "--port", str(port)),
             *("--worker-urls", site.engine_url, "--policy", "round_robin"),
+            "--disable-circuit-breaker",
             *("--prometheus-port", str(free_port()), *self.options),
         )
         return Target(name=self.name, port=port, parts=(("router", process),))
