@@ -22,7 +22,9 @@ from ingress.config import Config
 from ingress.idempotency.settings import IdempotencySettings
 from ingress.settings import IngressSettings, LimitSettings, MediaLimits, TimeLimits
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "settings.md"
+_ROOT: Final = Path(__file__).parent.parent
+PAGE: Final = _ROOT / "docs" / "settings.md"
+ENVIRONMENT: Final = _ROOT / ".env.example"
 
 _HEAD: Final = """\
 # All settings
@@ -369,6 +371,31 @@ def _file() -> Iterator[str]:
         yield ""
 
 
+def _compose() -> Iterator[str]:
+    """The variables of `.env.example`, with the comments above them."""
+    yield "## Docker Compose"
+    yield ""
+    yield "Variables of `.env`, from `.env.example`. Those of the chart for Kubernetes stand with their"
+    yield "meaning in `deploy/helm/headrace/values.yaml`."
+    yield ""
+    yield "| variable | default | meaning |"
+    yield "| - | - | - |"
+    helps = {one.variable: one.meaning for one in serving_settings() if one.variable}
+    comments: list[str] = []
+    for line in ENVIRONMENT.read_text(encoding="utf-8").splitlines():
+        if found := re.fullmatch(r"(#?)([A-Z_]+)=(.*)", line):
+            optional, name, value = found.groups()
+            default = f"`{value}`" if value else "" if optional else "required"
+            general = next(iter(helps.get(f"`{name}`", {"": ""}).values()))
+            yield f"| `{name}` | {default} | {_meaning(' '.join(comments)) or general} |"
+            comments = []
+        elif line.startswith("# "):
+            comments.append(line[2:])
+        else:
+            comments = []
+    yield ""
+
+
 def _figure(name: str, value: float) -> str:
     unit = " seconds" if name.endswith("_s") else " bytes" if name.endswith("_bytes") else ""
     return f"{_number(value)}{unit}"
@@ -398,7 +425,7 @@ def _fixed() -> Iterator[str]:
 
 def page() -> str:
     """What `docs/settings.md` is to say."""
-    parts = (*_serving(), *_others(), *_file(), *_fixed())
+    parts = (*_serving(), *_others(), *_file(), *_compose(), *_fixed())
     return "\n".join([_HEAD, *parts])
 
 
