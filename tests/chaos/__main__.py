@@ -100,6 +100,13 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--kills", type=click.IntRange(min=0), help="How many injuries."),
             click.option("--concurrency", type=click.IntRange(min=1), help="Requests at a time."),
             click.option("--requests", type=click.IntRange(min=1), help="Different requests."),
+            click.option(
+                "--kind",
+                "kinds",
+                multiple=True,
+                metavar="NAME",
+                help="Only such requests, as chat/logprobs; may be given more than once.",
+            ),
             click.option("--workers", type=click.IntRange(min=1), help="How many workers."),
             click.option("--pods", type=click.IntRange(min=1), help="How many ingress pods."),
             click.option("--volley", type=click.IntRange(min=1), help="Injuries at a time."),

@@ -59,6 +59,7 @@ class Settings:
 
     Attributes:
         requests: Different ones, repeated as long as the run lasts.
+        kinds: Only requests whose names begin with one of these; all if there are none.
         rounds: How often each is answered unharmed.
         volley: So many injuries at once, to different processes.
         left: So many workers are ready, at least, besides those to be injured.
@@ -73,6 +74,7 @@ class Settings:
     kills: int = 100
     concurrency: int = 32
     requests: int = 92
+    kinds: tuple[str, ...] = ()
     workers: int = 3
     pods: int = 2
     rounds: int = 2
@@ -299,6 +301,8 @@ async def trial(
         )
         if sampling:
             asks = sampled(asks)
+        if settings.kinds:
+            asks = [ask for ask in asks if ask.name.startswith(settings.kinds)]
         if choose is not None:
             asks = list(choose(fleet))
         made = Trial(settings, fleet, report, progress, asks)

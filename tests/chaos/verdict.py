@@ -39,7 +39,8 @@ WRONG: frozenset[Outcome] = frozenset({"different", "invalid", "broken", "hung"}
 """What no injury excuses."""
 
 _REFUSED = (429, 503, 529)
-_SHOWN = 20
+_SHOWN = 8
+"""Of every outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +207,7 @@ class Tally:
         self.outcomes: Counter[Outcome] = Counter()
         self.kinds: dict[str, Counter[Outcome]] = {}
         self.reasons: Counter[str] = Counter()
-        self.examples: list[Judged] = []
+        self.examples: dict[Outcome, list[Judged]] = {}
 
     def add(self, judged: Judged) -> None:
         self.outcomes[judged.outcome] += 1
@@ -215,12 +216,17 @@ class Tally:
         if judged.outcome in ("failed", "refused"):
             self.reasons[f"{judged.outcome}: {judged.detail}"] += 1
         unharmed = ("same", "valid", "left", "orphaned")
-        if judged.outcome not in unharmed and len(self.examples) < _SHOWN:
-            self.examples.append(judged)
+        examples = self.examples.setdefault(judged.outcome, [])
+        if judged.outcome not in unharmed and len(examples) < _SHOWN:
+            examples.append(judged)
 
     def told(self) -> list[str]:
         """The examples, a line each."""
-        return [f"{judged.ask}: {judged.outcome}: {judged.detail}" for judged in self.examples]
+        return [
+            f"{judged.ask}: {judged.outcome}: {judged.detail}"
+            for examples in self.examples.values()
+            for judged in examples
+        ]
 
     def total(self, *outcomes: Outcome) -> int:
         return sum(self.outcomes[outcome] for outcome in outcomes)
