@@ -1,4 +1,4 @@
-"""`/admin/v1`: accounts and their keys, for who has the admin key.
+"""`/admin/v1`: accounts, their keys and what they use, for who has the admin key.
 
 Without such a key the paths are not there. What is changed holds in this process at once, and in
 every other within a second or two.
@@ -37,6 +37,7 @@ from ingress.dialects import wire_json
 from ingress.dialects.validation import validate
 from ingress.paging import page_limit
 from ingress.routes.by_method import Endpoint, add_path
+from ingress.routes.usage import usage_of_all
 from ingress.services import Services
 from ingress.stores.base import StoreUnavailable
 from schemas.errors import EndpointNotSupported
@@ -86,6 +87,7 @@ def admin_routes(services: Services) -> APIRouter:
         delete=guarded(admin.revoke_key),
     )
     add_path(router, f"{root}/keys/{{key_id}}/rotate", post=guarded(admin.rotate_key))
+    add_path(router, f"{root}/usage", get=guarded(admin.usage))
     return router
 
 
@@ -175,6 +177,13 @@ class _Admin:
             request, "key.rotated", key=issued.record.key_id, instead_of=_key_id(request)
         )
         return _secret(issued_object(issued, time.time()))
+
+    # --- Usage ------------------------------------------------------------------------------------
+
+    async def usage(self, request: Request) -> Response:
+        return _json(await usage_of_all(self._services, request))
+
+    # --- All --------------------------------------------------------------------------------------
 
     async def _body(self, request: Request) -> Any:
         limits = self._services.settings.limits

@@ -40,19 +40,31 @@ class SqlUsage:
 
         return await self._database.write(work, repeatable=True)
 
-    async def sums(self, which: Selection, by: Sequence[Group] = ()) -> Sequence[UsageSum]:
-        parts = [self._part(group).label(group) for group in by]
+    async def sums(
+        self,
+        which: Selection,
+        by: Sequence[Group] = (),
+        *,
+        limit: int | None = None,
+        after: Sequence[str] | None = None,
+    ) -> Sequence[UsageSum]:
+        parts = [self._part(group) for group in by]
+        conditions = [*_conditions(which)]
+        if after is not None:
+            last = [_value(group, part) for group, part in zip(by, after, strict=True)]
+            conditions.append(sa.tuple_(*parts) > tuple(last))
         query = (
             sa.select(
-                *parts,
+                *(part.label(group) for group, part in zip(by, parts, strict=True)),
                 sa.func.count().label("requests"),
                 *(_total(_COLUMNS.outcome == name, name) for name in ("cancelled", "failed")),
                 *(_total(_COLUMNS[name], name) for name in Usage.__struct_fields__),
                 _total(_COLUMNS.microcents, "microcents"),
             )
-            .where(*_conditions(which))
+            .where(*conditions)
             .group_by(*parts)
             .order_by(*parts)
+            .limit(limit)
         )
 
         async def work(connection: AsyncConnection) -> Sequence[UsageSum]:
@@ -143,6 +155,11 @@ def _conditions(which: Selection) -> Sequence[sa.ColumnElement[bool]]:
     if which.end is not None:
         found.append(_COLUMNS.began_at < which.end)
     return found
+
+
+def _value(group: Group, part: str) -> int | str:
+    """What is told of a sum, as the database has it."""
+    return date.fromisoformat(part).toordinal() - _EPOCH if group == "day" else part
 
 
 def _total(column: Any, name: str) -> sa.ColumnElement[int]:

@@ -5,9 +5,11 @@ Source: model catalogue, section 5 (usage of the caller).
 
 from __future__ import annotations
 
+import base64
 import datetime
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 import msgspec
@@ -45,7 +47,8 @@ def span_of(query: Mapping[str, str], now: float) -> Span:
         raise UnsupportedValue(f"`period` must be one of {', '.join(PERIODS)}.", param="period")
     ends_at = _asked(end, "end", now)
     span = Span(
-        start=_asked(start, "start", ends_at - PERIODS[period or DEFAULT_PERIOD]), end=ends_at
+        start=_asked(start, "start", max(0.0, ends_at - PERIODS[period or DEFAULT_PERIOD])),
+        end=ends_at,
     )
     if span.end <= span.start:
         raise UnsupportedValue("`end` must be after `start`.", param="end")
@@ -63,6 +66,37 @@ def groups_of(text: str | None, allowed: Sequence[Group], default: str) -> tuple
         names = ", ".join(f"`{name}`" for name in allowed)
         raise UnsupportedValue(f"`group_by` is one or several of {names}.", param="group_by")
     return cast("tuple[Group, ...]", tuple(dict.fromkeys(wanted)))
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where the next page of a report begins, which is of the same time as those before.
+
+    Attributes:
+        after: What the last sum before it was parted by.
+    """
+
+    span: Span
+    after: tuple[str, ...]
+
+    def text(self) -> str:
+        """As a client gets it and brings it back."""
+        return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
+
+
+def place_of(text: str, groups: Sequence[Group]) -> Place:
+    """The place that a client was told, of a report that is parted by `groups`.
+
+    Raises:
+        UnsupportedValue: It is none of them.
+    """
+    with suppress(ValueError, msgspec.DecodeError):
+        place = msgspec.json.decode(base64.urlsafe_b64decode(text), type=Place)
+        for group, part in zip(groups, place.after, strict=True):
+            if group == "day":
+                datetime.date.fromisoformat(part)
+        if 0 <= place.span.start < place.span.end < _LATEST:
+            return place
+    raise UnsupportedValue("`page` is none of this report.", param="page")
 
 
 def moment_of(text: str) -> float | None:

@@ -68,10 +68,18 @@ class UsageStore(Protocol):
         """Keep records; returns how many were new."""
         ...
 
-    async def sums(self, which: Selection, by: Sequence[Group] = ()) -> Sequence[UsageSum]:
+    async def sums(
+        self,
+        which: Selection,
+        by: Sequence[Group] = (),
+        *,
+        limit: int | None = None,
+        after: Sequence[str] | None = None,
+    ) -> Sequence[UsageSum]:
         """One sum for each combination of what they are parted by, in that order.
 
-        Without `by` it is one of all, also where there are none.
+        Without `by` it is one of all, also where there are none. With `limit` there are no more
+        than that; with `after`, only those that come after that combination, which need not exist.
         """
         ...
 

@@ -155,6 +155,32 @@ async def test_sums_are_those_of_the_records(usage: SqlUsage) -> None:
     assert await usage.sums(Selection(account="nobody")) == [UsageSum()]
 
 
+@pytest.mark.rule("usage.sums")
+async def test_pages_of_sums_hold_each_once(usage: SqlUsage) -> None:
+    await usage.add(
+        [
+            a_record(
+                number,
+                began_at=BEGAN + number % 3 * DAY,
+                account=("ours", "theirs\x00")[number % 2],
+                model=("a", "B", "\\b", "\ud800")[number % 4],
+            )
+            for number in range(24)
+        ]
+    )
+    ways: list[tuple[Group, ...]] = [("day", "account", "model"), ("model", "day"), ("account",)]
+    for by in ways:
+        seen: list[UsageSum] = []
+        after = None
+        while page := await usage.sums(Selection(), by, limit=2, after=after):
+            assert len(page) <= 2
+            seen += page
+            after = [getattr(seen[-1], group) for group in by]
+        assert seen == await usage.sums(Selection(), by)
+    between = await usage.sums(Selection(), ("account", "day"), after=("p", "2024-10-05"))
+    assert {used.account for used in between} == {"theirs\x00"}
+
+
 def is_chosen(record: UsageRecord, which: Selection) -> bool:
     wanted = {"account": which.account, "key": which.key, "model": which.model}
     return (

@@ -21,9 +21,10 @@ from tests.fixtures.stack import Stack, memory_stack
 ADMIN_KEY = "an-admin-key-of-some-length"
 ACCOUNTS = "/admin/v1/accounts"
 KEYS = "/admin/v1/keys"
+USAGE = "/admin/v1/usage"
 CHAT = "/v1/chat/completions"
 CONFIG = Config.model_validate({"accounts": [{"id": "of-the-file", "keys": [{"key": "file-key"}]}]})
-PATHS = (ACCOUNTS, f"{ACCOUNTS}/a", KEYS, f"{KEYS}/key_a", f"{KEYS}/key_a/rotate")
+PATHS = (ACCOUNTS, f"{ACCOUNTS}/a", KEYS, f"{KEYS}/key_a", f"{KEYS}/key_a/rotate", USAGE)
 
 
 @pytest.fixture
@@ -267,6 +268,7 @@ async def test_without_a_database_no_accounts_can_be_kept() -> None:
         for path in (ACCOUNTS, KEYS):
             error(await http.get(path), 404, "endpoint_not_supported")
             error(await http.post(path, json={"id": "a"}), 404, "endpoint_not_supported")
+        error(await http.get(USAGE), 404, "endpoint_not_supported")
 
 
 @pytest.mark.rule("admin.log")

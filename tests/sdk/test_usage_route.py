@@ -1,4 +1,4 @@
-"""`GET /v1/usage` and `headrace usage`: what the caller's account has used."""
+"""`GET /v1/usage`, `GET /admin/v1/usage` and `headrace usage`: what accounts have used."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from click.testing import CliRunner
 
 from ingress.__main__ import main
 from ingress.stores.sql_usage import SqlUsage
+from ingress.usage.report import Place, Span
 from schemas.delta import Usage
-from tests.contract.test_usage_stores import DAY, a_record
+from tests.contract.test_usage_stores import BEGAN, DAY, a_record
 from tests.fixtures.requests import ALL, path_of, request_body
 from tests.fixtures.stack import MODEL, Stack, memory_stack, until
+from tests.integration.test_admin import ADMIN_KEY
 from tests.integration.test_usage import neutral
 
 KEYS = ("sk-one-one-one-one", "sk-two-two-two-two")
@@ -28,7 +30,7 @@ KEYS = ("sk-one-one-one-one", "sk-two-two-two-two")
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    async with memory_stack(files=tmp_path, api_keys=KEYS) as stack:
+    async with memory_stack(files=tmp_path, api_keys=KEYS, admin_key=ADMIN_KEY) as stack:
         yield stack
 
 
@@ -168,6 +170,86 @@ async def test_it_takes_a_key_and_a_database(stack: Stack) -> None:
             404,
             "endpoint_not_supported",
         )
+
+
+async def report_of_all(stack: Stack, **query: Any) -> Any:
+    async with as_client(stack, ADMIN_KEY) as http:
+        response = await http.get("/admin/v1/usage", params=query)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.rule("usage.of-all")
+async def test_the_operator_sees_what_every_account_has_used(stack: Stack) -> None:
+    account = await filled(stack)
+    month = await report_of_all(stack)
+    async with as_client(stack) as http:
+        mine = await report(http)
+    rows = month["data"]
+    assert [row["account"] for row in rows].count("theirs") == 1
+    assert [(row["date"], row["account"]) for row in rows] == sorted(
+        (row["date"], row["account"]) for row in rows
+    )
+    days = {day.pop("date"): day for day in mine["days"]}
+    for row in rows:
+        if row.pop("account") == account:
+            assert days.pop(row.pop("date")) == row
+    assert not days
+    only = await report_of_all(stack, account=account)
+    assert only["totals"] == mine["totals"]
+    assert month["totals"]["request_count"] == 6
+    (used,) = (await report_of_all(stack, group_by="account,model", key="two", model="a"))["data"]
+    assert (used["account"], used["model"], used["request_count"]) == (account, "a", 1)
+    assert (await report_of_all(stack, account="nobody"))["data"] == []
+
+
+@pytest.mark.rule("usage.of-all")
+async def test_pages_are_of_one_time_and_hold_everything_once(stack: Stack) -> None:
+    await filled(stack)
+    whole = await report_of_all(stack, group_by="account,day", end=int(time.time()) + 9)
+    page = await report_of_all(stack, group_by="account,day", end=int(time.time()) + 9, limit=2)
+    seen = page["data"]
+    while page["has_more"]:
+        assert len(page["data"]) == 2
+        assert page["totals"] == whole["totals"]
+        start, page = (
+            page["start"],
+            await report_of_all(stack, group_by="account,day", limit=2, page=page["next_page"]),
+        )
+        assert (page["start"], page["end"]) == (start, whole["end"])
+        seen += page["data"]
+    assert page["next_page"] is None
+    assert seen == whole["data"]
+    assert len(seen) == 6
+
+
+def a_page(start: float, *after: str) -> str:
+    return Place(Span(start=start, end=BEGAN), after).text()
+
+
+@pytest.mark.rule("usage.of-all")
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"period": "1y"}, "period"),
+        ({"group_by": "batch"}, "group_by"),
+        ({"limit": "0"}, "limit"),
+        ({"limit": "10001"}, "limit"),
+        ({"page": "?"}, "page"),
+        ({"page": "é"}, "page"),
+        ({"page": "e30="}, "page"),
+        ({"page": a_page(0, "2026-01-01")}, "page"),
+        ({"page": a_page(0, "today", "ours")}, "page"),
+        ({"page": a_page(-1e15, "2026-01-01", "ours")}, "page"),
+    ],
+)
+async def test_what_the_operator_cannot_have_meant(
+    stack: Stack, query: dict[str, str], param: str
+) -> None:
+    async with as_client(stack, ADMIN_KEY) as http:
+        response = await http.get("/admin/v1/usage", params=query)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
 
 
 @pytest.mark.rule("usage.command")
