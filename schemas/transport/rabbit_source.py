@@ -1,9 +1,8 @@
 """The worker port over RabbitMQ: Jobs in, as many as there are slots.
 
-Interactive Jobs are pushed by the broker up to the prefetch. Batch Jobs are fetched, several at
-once, as soon as there are slots for them, so they take what interactive ones leave and none waits
-here. Once their queue is empty, the next one is pushed: an idle worker costs the broker nothing.
-Counting Jobs are pushed to a consumer of their own, whose prefetch has nothing to do with slots.
+Live Jobs are pushed by the broker up to the prefetch, batch Jobs are fetched as there are slots for
+them (`rabbit_batch_jobs`). Counting Jobs are pushed to a consumer of their own, whose prefetch has
+nothing to do with slots.
 
 Interactive Jobs come from two queues, for those that require zero data retention have their own.
 Both push up to the prefetch, neither knowing of the other; what comes beyond the slots waits here,
@@ -22,13 +21,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import structlog
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
-from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
+from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.exceptions import ChannelNotFoundEntity
 
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import JobReader, JobUnavailable
@@ -37,7 +36,6 @@ from schemas.codec import (
     Cancel,
     CodecError,
     Probe,
-    StoredJob,
     decode_control,
     encode_frame,
     encode_worker,
@@ -48,30 +46,23 @@ from schemas.job import Job, JobClass
 from schemas.model_card import WorkerInfo
 from schemas.transport import topology
 from schemas.transport.base import COUNT_SLOTS, SourceBroken
+from schemas.transport.cancel_memory import CancelMemory
+from schemas.transport.rabbit_batch_jobs import BatchJobs
 from schemas.transport.rabbit_connection import (
-    BROKER_ERRORS,
     BrokerConnection,
     ConnectionSettings,
     Session,
-    cancelled_by_nobody_else,
     declare_exchanges,
-    wire_channel,
 )
 from schemas.transport.rabbit_delivery import Outbox, RabbitDelivery, settled
+from schemas.transport.rabbit_job_queues import JobQueues
 from schemas.transport.rabbit_publisher import Publisher, Refused, TooLarge, Unconfirmed, Unroutable
 from schemas.transport.sealing import Box, NotForUs, Opener
-from schemas.transport.topology import QueueKind, is_transient
+from schemas.transport.topology import QueueKind
 
 log = structlog.get_logger(__name__)
 
-_CANCELS_REMEMBERED = 50_000
 _DEAD_LETTER_TIMEOUT_S = 10.0
-_FETCHES = 8
-"""Batch Jobs fetched at once. A channel fetches one at a time, in a round trip to a queue that may
-be replicated."""
-
-_CALL_TIMEOUT_S = 10.0
-"""How long the broker may take to declare a queue and begin to deliver from it."""
 
 
 class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
@@ -96,27 +87,6 @@ class SourceSettings(ConnectionSettings, frozen=True, kw_only=True):
 
 
 _DEFAULTS = SourceSettings()
-
-
-class CancelMemory:
-    """Which Jobs were cancelled lately, up to which attempt."""
-
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()
-
-    def add(self, cancel: Cancel, now: float) -> None:
-        attempt, _ = self._attempts.pop(cancel.job_id, (0, now))
-        self._attempts[cancel.job_id] = (max(attempt, cancel.attempt), now)
-        while len(self._attempts) > _CANCELS_REMEMBERED or self._oldest() < now - self._keep_s:
-            self._attempts.popitem(last=False)
-
-    def covers(self, job: Job | StoredJob) -> bool:
-        attempt, _ = self._attempts.get(job.job_id, (0, 0.0))
-        return job.attempt <= attempt
-
-    def _oldest(self) -> float:
-        return next(iter(self._attempts.values()))[1]
 
 
 class RabbitJobSource:
@@ -154,21 +124,27 @@ class RabbitJobSource:
         self._publisher: Publisher
         live_slots = max(1, slots - settings.batch_floor)
         self._class_slots: dict[JobClass, int] = {"interactive": live_slots, "count": COUNT_SLOTS}
-        self._prefetch: dict[QueueKind, int] = {
+        prefetch: dict[QueueKind, int] = {
             "interactive": live_slots,
             "transient": live_slots,
             "count": COUNT_SLOTS,
         }
+        self._queues = JobQueues(
+            model,
+            prefetch,
+            self._on_job,
+            max_queued_jobs=settings.max_queued_jobs,
+            poll_s=settings.poll_s,
+            restore_s=settings.restore_s,
+        )
+        self._batch = BatchJobs(model, slots, self._queues, self._on_job, poll_s=settings.poll_s)
+        self._batch_limit = slots
         self._transient_kinds: tuple[QueueKind, ...] = ("count",)
         if settings.zero_retention:
             self._transient_kinds += ("transient",)
-        self._consumers: dict[QueueKind, tuple[AbstractQueue, str]] = {}
         self._incoming: deque[RabbitDelivery] = deque()
         self._arrived = asyncio.Event()
         self._held: set[RabbitDelivery] = set()
-        self._batch_limit = self._free_for_batch = slots
-        self._batch_room, self._no_batch_room = asyncio.Event(), asyncio.Event()
-        self._batch_room.set()
         self._cancels = CancelMemory(settings.cancel_memory_s)
         self._worker: WorkerInfo | None = None
         self._draining = False
@@ -212,7 +188,7 @@ class RabbitJobSource:
     def connected(self) -> bool:
         # Nothing else depends on the transient queues, and Jobs for them are refused while they
         # cannot be reached.
-        return self._connection.session is not None and "interactive" in self._consumers
+        return self._connection.session is not None and self._queues.pushes("interactive")
 
     def blocked(self) -> bool:
         session = self._connection.session
@@ -250,13 +226,10 @@ class RabbitJobSource:
         self._draining = True
         self._count_slots()
         self._arrived.set()
-        consumers, self._consumers = self._consumers, {}
-        if (session := self._connection.session) is not None:
-            if self._worker is not None:
-                self._worker = msgspec.structs.replace(self._worker, draining=True)
-                self._post_worker(session)
-            for queue, tag in consumers.values():
-                await settled(queue.cancel(tag))
+        if (session := self._connection.session) is not None and self._worker is not None:
+            self._worker = msgspec.structs.replace(self._worker, draining=True)
+            self._post_worker(session)
+        await self._queues.end()
         while self._incoming:
             await self._incoming.popleft().requeue()
 
@@ -364,13 +337,7 @@ class RabbitJobSource:
         held = [delivery.job.job_class for delivery in self._held]
         batch = held.count("batch")
         free = self._slots - batch - held.count("interactive")
-        self._free_for_batch = min(free, self._batch_limit - batch)
-        if self._free_for_batch > 0 and not self._draining:
-            self._batch_room.set()
-            self._no_batch_room.clear()
-        else:
-            self._batch_room.clear()
-            self._no_batch_room.set()
+        self._batch.make_room(0 if self._draining else min(free, self._batch_limit - batch))
 
     async def _refuse(self, message: AbstractIncomingMessage, reason: str) -> None:
         """Set a message aside that is no Job, and tell whoever waits for its reply."""
@@ -480,144 +447,17 @@ class RabbitJobSource:
             await control.bind(exchanges[topology.CONTROL_EXCHANGE], key)
         await control.consume(self._on_control, no_ack=True)
         for kind in ("interactive", "batch"):
-            await self._declare_job_queue(session, kind)
+            await self._queues.declare(session, kind)
         if not self._draining:
-            await self._consume_jobs(session, "interactive")
-            session.start(self._fetch_batch_jobs(session))
+            await self._queues.push(session, "interactive")
+            session.start(self._batch.fetch(session))
             for kind in self._transient_kinds:
                 try:
-                    await self._declare_job_queue(session, kind)
-                    await self._consume_jobs(session, kind)
+                    await self._queues.declare(session, kind)
+                    await self._queues.push(session, kind)
                 except ChannelNotFoundEntity:  # its node is down
-                    session.start(self._resume(session, kind))
+                    session.start(self._queues.resume(session, kind))
         self._post_worker(session)
-
-    async def _declare_job_queue(self, session: Session, kind: QueueKind) -> None:
-        name = topology.job_queue(self._model, kind)
-        channel = await session.channel(confirms=False, vital=False)
-        try:
-            queue = await channel.declare_queue(
-                name,
-                durable=True,
-                arguments=topology.job_queue_arguments(kind, self._settings.max_queued_jobs),
-            )
-        except ChannelPreconditionFailed:
-            # It was declared with other arguments, most likely another limit. Serving from it beats
-            # not serving; to change it, an operator deletes the queue while it is empty.
-            log.warning("queue.declared_otherwise", queue=name)
-            channel = await session.channel(confirms=False, vital=False)
-            queue = await channel.declare_queue(name, passive=True)
-        await queue.bind(topology.JOBS_EXCHANGE, name)
-        await channel.close()
-
-    async def _consume_jobs(self, session: Session, kind: QueueKind) -> None:
-        """Have Jobs pushed; if the broker ends that but not the session, do it again.
-
-        A new channel each time: Deliveries of the old one may still have to be settled there.
-        """
-        channel = await session.channel(confirms=False, vital=False)
-        await channel.set_qos(prefetch_count=self._prefetch[kind])
-        queue = await channel.get_queue(topology.job_queue(self._model, kind), ensure=False)
-        ended = False
-
-        def resume(*_: object) -> None:
-            nonlocal ended
-            ended = True
-            consumer = self._consumers.get(kind)
-            if consumer is not None and consumer[0] is queue:
-                del self._consumers[kind]
-                if session.alive:
-                    log.warning("jobs.consumer_lost", model=self._model, queue=kind)
-                    session.start(self._resume(session, kind))
-
-        channel.close_callbacks.add(resume)
-        (await wire_channel(channel)).on_consumer_cancel_callbacks.add(resume)
-        tag = await queue.consume(self._on_job)
-        if ended:
-            raise ConnectionError("the consumer was cancelled as soon as it was there")
-        self._consumers[kind] = (queue, tag)
-
-    async def _resume(self, session: Session, kind: QueueKind) -> None:
-        gives_up_at = asyncio.get_running_loop().time() + self._settings.restore_s
-        while not self._draining:
-            try:
-                with cancelled_by_nobody_else():
-                    async with asyncio.timeout(_CALL_TIMEOUT_S):
-                        await self._declare_job_queue(session, kind)
-                        await self._consume_jobs(session, kind)
-                return
-            except BROKER_ERRORS as error:
-                # A queue that is being deleted is there to be declared, and then is not.
-                if not session.alive:
-                    return
-                log.warning("jobs.not_resumed", model=self._model, reason=str(error))
-                if not is_transient(kind) and asyncio.get_running_loop().time() > gives_up_at:
-                    session.fail(f"no consumer of {kind} Jobs can be put in place")
-                    return
-                await asyncio.sleep(self._settings.poll_s)
-
-    async def _fetch_batch_jobs(self, session: Session) -> None:
-        while session.alive:
-            try:
-                with cancelled_by_nobody_else():
-                    await self._fetch_from(session)
-            except BROKER_ERRORS as error:
-                if session.alive:
-                    log.warning("jobs.batch_channel_lost", model=self._model, reason=str(error))
-                    await asyncio.sleep(self._settings.poll_s)
-
-    async def _fetch_from(self, session: Session) -> None:
-        await self._declare_job_queue(session, "batch")
-        name = topology.job_queue(self._model, "batch")
-        queues = []
-        for _ in range(min(_FETCHES, self._slots)):
-            channel = await session.channel(confirms=False, vital=False)
-            await channel.set_qos(prefetch_count=1)
-            queues.append(await channel.get_queue(name, ensure=False))
-        waiting_room = await wire_channel(queues[0].channel)
-        ended = asyncio.Event()
-        queues[0].channel.close_callbacks.add(lambda *_: ended.set())
-        waiting_room.on_consumer_cancel_callbacks.add(lambda *_: ended.set())
-        while session.alive:
-            await self._batch_room.wait()
-            gets = [queue.get(fail=False) for queue in queues[: self._free_for_batch]]
-            # One that fails must not lose what the others have brought.
-            fetched = await asyncio.gather(*gets, return_exceptions=True)
-            for message in fetched:
-                if isinstance(message, AbstractIncomingMessage):
-                    await self._on_job(message)
-            for error in fetched:
-                if isinstance(error, BaseException):
-                    raise error
-            if not any(fetched):
-                await self._wait_for_batch_job(queues[0], ended)
-
-    async def _wait_for_batch_job(self, queue: AbstractQueue, ended: asyncio.Event) -> None:
-        """Have the next one of an empty queue pushed, unless its slot is taken before.
-
-        Raises:
-            ConnectionError: The broker has taken the queue or the channel away.
-        """
-        came = asyncio.Event()
-
-        async def on_message(message: AbstractIncomingMessage) -> None:
-            try:
-                await self._on_job(message)  # also one that comes while this is called off
-            finally:
-                came.set()
-
-        tag = await queue.consume(on_message)
-        waits = [
-            asyncio.ensure_future(event.wait()) for event in (came, self._no_batch_room, ended)
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if ended.is_set():
-            raise ConnectionError("the queue of batch Jobs is gone")
-        await queue.cancel(tag)  # as long as that one is not acknowledged no other comes
 
     def _on_broken(self) -> None:
         log.error("jobs.source_broken", model=self._model)
@@ -625,7 +465,7 @@ class RabbitJobSource:
         self._arrived.set()
 
     def _on_lost(self, _: Session) -> None:
-        self._consumers.clear()
+        self._queues.lose()
         self._returned += self._outbox.returned
         self._outbox.returned = 0
         self._outbox.lose()

@@ -62,7 +62,7 @@ def in_objects(dispatcher: RabbitDispatcher, sources: list[RabbitJobSource]) -> 
         "publishing": len(dispatcher._publisher._waiting),
         "held": [len(source._held) for source in sources],
         "incoming": [len(source._incoming) for source in sources],
-        "consumers": [len(source._consumers) for source in sources],
+        "consumers": [len(source._queues) for source in sources],
         "addresses": [len(source._outbox._addresses) for source in sources],
         "channels": [
             sum(not channel.is_closed for channel in session._channels)

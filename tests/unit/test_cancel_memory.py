@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from schemas.codec import Cancel
-from schemas.transport import rabbit_source
-from schemas.transport.rabbit_source import CancelMemory
+from schemas.transport.cancel_memory import MOST_REMEMBERED, CancelMemory
 from tests.contract.transport_suite import a_job
 
 
@@ -29,9 +28,8 @@ def test_it_forgets_after_a_while_what_was_not_cancelled_again() -> None:
 
 def test_it_is_bounded() -> None:
     memory = CancelMemory(keep_s=10)
-    limit = rabbit_source._CANCELS_REMEMBERED
-    for n in range(limit + 10):
+    for n in range(MOST_REMEMBERED + 10):
         memory.add(Cancel(job_id=str(n), attempt=1), now=0)
-    assert len(memory._attempts) == limit
+    assert len(memory._attempts) == MOST_REMEMBERED
     assert not remembered(memory, "9")
     assert remembered(memory, "10")
