@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import structlog
@@ -18,8 +20,12 @@ from ingress.console.door import is_loopback
 from ingress.garbage import spare_what_is_there
 from ingress.idempotency.settings import IdempotencySettings
 from ingress.options import database_option, opened_store, usage_log_option
+from ingress.place import PLACE_OPTION, Place, PlaceType
+from ingress.processes import Order, become_parent
 from ingress.server import Server
+from ingress.services import Services
 from ingress.settings import IngressSettings, LimitSettings, TimeLimits
+from ingress.siblings import Siblings
 from schemas.blobs.base import BlobStore
 from schemas.blobs.jobs import swept
 from schemas.model_card import served_id
@@ -282,6 +288,14 @@ def warn_if_open(settings: IngressSettings, directory: AccountDirectory) -> None
     default=DispatcherSettings().reply_queues,
     help="Requests that have a queue of the broker for themselves; more share some. 0: all have.",
 )
+@option(
+    "--processes",
+    env="PROCESSES",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Processes that share the port, each on a core of its own.",
+)
+@click.option(PLACE_OPTION, "place", type=PlaceType(), hidden=True)
 @option("--engine", env="ENGINE", hidden=True, help="Ignored: workers choose their engine.")
 @option("--upstream-url", env="UPSTREAM_URL", hidden=True, help="Ignored: see `headrace worker`.")
 @ingress_options
@@ -291,6 +305,8 @@ def ingress(
     blobs: BlobStore | None,
     database: str | None,
     reply_queues: int,
+    processes: int,
+    place: Place | None,
     engine: str | None,
     upstream_url: str | None,
     logs: Logs,
@@ -305,8 +321,26 @@ def ingress(
         raise click.UsageError("--keep-answers needs --blobs: that is where they lie.")
     if database is None:
         _require_no_limits(settings.config)
+    if place is not None:
+        structlog.contextvars.bind_contextvars(process=place.number)
+    elif processes > 1:
+        _serve_by_several(processes, settings, logs)
     with traced("ingress") as tracing:
-        run(_serve(settings, amqp_url, reply_queues, blobs, database, tracing))
+        run(_serve(settings, amqp_url, reply_queues, blobs, database, tracing, place))
+
+
+def _serve_by_several(processes: int, settings: IngressSettings, logs: Logs) -> NoReturn:
+    """Start so many processes like this one, each with a place; all options have been checked."""
+    order = Order(
+        command=(sys.executable, "-m", "ingress", *sys.argv[1:]),
+        processes=processes,
+        host=settings.host,
+        port=settings.port,
+        grace_s=settings.grace_s,
+        log_level=logs.level,
+        log_json=logs.json,
+    )
+    become_parent(order)
 
 
 def _require_no_limits(config: Config) -> None:
@@ -330,6 +364,7 @@ async def _serve(
     blobs: BlobStore | None,
     database: str | None,
     tracing: Tracing | None,
+    place: Place | None,
 ) -> None:
     queues = DispatcherSettings(reply_queues=reply_queues)
     dispatcher = await RabbitDispatcher.connect(amqp_url, queues, "ingress", blobs=blobs)
@@ -350,9 +385,30 @@ async def _serve(
         ):
             require_closed(settings, services.directory)
             warn_if_open(settings, services.directory)
-            await Server(build_app(services), services, on_ready=_say_where).serve()
+            await _listen(services, place)
     finally:
         await dispatcher.close()
+
+
+async def _listen(services: Services, place: Place | None) -> None:
+    app = build_app(services)
+    if place is None:
+        await Server(app, services, on_ready=_say_where).serve()
+        return
+    services.siblings = Siblings(place, services)
+    async with services.siblings.answering(), AsyncExitStack() as life:
+
+        def go_too() -> None:
+            log.warning("ingress.orphaned")
+            if not services.admission.shutting_down:  # else it would end the grace time
+                server.end()
+
+        async def say(url: str) -> None:
+            await _say_where(url)
+            await life.enter_async_context(place.living(orphaned=go_too))
+
+        server = Server(app, services, on_ready=say)
+        await server.serve(place.listeners())
 
 
 async def _say_where(url: str) -> None:

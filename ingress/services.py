@@ -31,6 +31,7 @@ from schemas.transport.pods import Pods
 
 if TYPE_CHECKING:
     from ingress.console.events import Watch
+    from ingress.siblings import Siblings
 
 
 class UnderWay(Protocol):
@@ -57,6 +58,7 @@ class Services:
         pods: The other processes; None where there are none.
         tracing: Makes spans; None where nobody wants any.
         watch: What a console shows; None where nobody may look.
+        siblings: The processes that serve behind the same port; None where this is the only one.
         keyed_requests: Those with an `Idempotency-Key`.
         answers: The answers and transfers under way, for shutting down.
     """
@@ -95,6 +97,7 @@ class Services:
         self.pods = pods
         self.tracing = tracing
         self.watch: Watch | None = None
+        self.siblings: Siblings | None = None
         self.admission = Admission(
             max_concurrent=settings.max_concurrent, open_backlog=self._open_backlog
         )

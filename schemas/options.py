@@ -104,10 +104,14 @@ class Logs(NamedTuple):
     form: str
     sample: int
 
+    @property
+    def json(self) -> bool | None:
+        """As `configure_logging` takes it."""
+        return None if self.form == "auto" else self.form == "json"
+
     def configure(self) -> None:
         """Log like that from now on."""
-        json = None if self.form == "auto" else self.form == "json"
-        configure_logging(self.level, json=json, sample=self.sample)
+        configure_logging(self.level, json=self.json, sample=self.sample)
 
 
 def log_options() -> Callable[[F], F]:

@@ -30,6 +30,9 @@ the port that it serves; a worker and a batcher on `--metrics-port`, which liste
 unless `--metrics-host` says otherwise. There is no key on it; keep it from the outside at the
 proxy, as the one in `deploy/haproxy` does not pass it on.
 
+An ingress of [several processes](configuration.md#several-processes) tells the samples of all of
+them, whichever is asked, each with the label `process`.
+
 Times are in seconds. Labels have few values, which are known beforehand, and never an id of
 anything. `class` is `interactive` or `batch`. Nothing is counted per token: what a request was
 like is written down once, when it is over, and what is a state is looked up when Prometheus asks.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import orjson
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
+from ingress.readiness import Readiness
 from ingress.services import Services
 
 
@@ -23,24 +25,27 @@ def health_routes(services: Services) -> APIRouter:
     @router.get("/health/ready")
     async def ready() -> Response:
         """200 once a model can answer; 503 before, while the broker is away, and in shutdown."""
-        broker = services.dispatcher.connected()
-        model = services.catalog.ready()
-        running = not services.admission.shutting_down
-        ok = broker and model and running
+        if services.siblings is None:
+            found, states = Readiness.of(services), None
+        else:
+            found, states = await services.siblings.readiness()
+        ok = found.ready and {"starting", "silent"}.isdisjoint(states or ())
         return _json(
             200 if ok else 503,
             {
                 "status": "ready" if ok else "not ready",
-                "broker": broker,
-                "worker": model,
-                "shutting_down": not running,
+                **msgspec.structs.asdict(found),
+                **({} if states is None else {"processes": states}),
             },
         )
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        # Tens of milliseconds where there are several models: no stream is to wait for that.
-        page = await asyncio.to_thread(generate_latest, services.metrics.registry)
+        if services.siblings is not None:
+            page = await services.siblings.metrics()
+        else:
+            # Tens of milliseconds where there are several models: no stream is to wait for that.
+            page = await asyncio.to_thread(generate_latest, services.metrics.registry)
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -22,7 +22,7 @@ from ingress.routes.health import health_routes
 from ingress.stores.command import database
 from schemas.model_card import served_id
 from schemas.transport import topology
-from tests.unit.test_docs import options
+from tests.settings_page import commands, options
 from workers.__main__ import worker
 
 ROOT = Path(__file__).parents[2]
@@ -202,7 +202,8 @@ def test_every_variable_and_flag_exists(full: list[Manifest]) -> None:
     for name, pod in pods(full).items():
         command, *arguments = container(pod)["args"]
         seen.add(command)
-        known = options(database if command == "database" else COMMANDS[command])
+        group = database if command == "database" else COMMANDS[command]
+        known = {option.envvar: option for _, one in commands(group) for option in options(one)}
         for variable in environment(pod):
             assert variable in known or variable in {*OTHERS, "OTEL_EXPORTER_OTLP_ENDPOINT"}, name
         flags = {flag for option in known.values() for flag in option.opts}

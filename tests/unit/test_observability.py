@@ -29,9 +29,9 @@ DASHBOARD = orjson.loads((ROOT / "deploy/grafana/headrace.json").read_bytes())
 RUNBOOK = (ROOT / "docs/operations.md").read_text()
 
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
-OF_PROMETHEUS = {"job", "instance"}
+OF_PROMETHEUS = {"job", "instance", "process"}  # the last is of several behind one port
 OF_THE_LIBRARY = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
-OF_THE_LIBRARY |= {"process_open_fds", "ALERTS"}
+OF_THE_LIBRARY |= {"process_open_fds", "process_start_time_seconds", "ALERTS"}
 SUFFIXES = ("_bucket", "_count", "_sum")
 
 VALUES: Mapping[str, set[str]] = {
