@@ -5,9 +5,10 @@
 Sets: `core` (the service), `test` (the service and what its checks need), `cpu` (SGLang on a CPU),
 `gpu` (SGLang as published), `trial` (the small model to try out), `clients` and `clients-old` (what
 is run against the service), `peers`, `dynamo` and `load` (what it is measured against, and a load
-tool), `docs` (what builds the documentation's site), `broker`, `database`, `browser` and `nginx` (a RabbitMQ, a PostgreSQL and a Chromium for the
-tests, and another peer, by Debian package). A set that is installed already, from the same lock
-files, costs nothing; so a second run needs no network. Needs Python 3.11 or newer and nothing else.
+tool), `docs` (what builds the documentation's site), `broker`, `database`, `browser` and `nginx` (a
+RabbitMQ, a PostgreSQL and a Chromium for the tests, and another peer, by Debian package). A set
+that is installed already, from the same lock files, costs nothing; so a second run needs no
+network. Needs Python 3.11 or newer and nothing else.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -90,32 +91,36 @@ class Reader:
     async def _run_shell(self, script: str, status: int) -> None:
         """In bash; what it exports stays. Every answer that curl gets has this status."""
         kept = self.directory / "environment"
-        code, told = await self._bash(f'{script}\nenv -0 > "{kept}"', self.environment)
-        assert code == 0, told
-        assert set(re.findall(r"^status (\d+)$", told, re.M)) <= {str(status)}, self.printed
+        shell = await self._bash(f'{script}\nenv -0 > "{kept}"')
+        async with asyncio.timeout(20):
+            printed, told = (part.decode() for part in await shell.communicate())
+        self.printed = printed
+        assert shell.returncode == 0, told
+        assert set(re.findall(r"^status (\d+)$", told, re.M)) <= {str(status)}, printed
         pairs = kept.read_text().rstrip("\0").split("\0")
         self.environment.update(dict(pair.split("=", 1) for pair in pairs))
 
     async def _run_endless(self, script: str) -> None:
         """What ends only when its reader leaves, which here is soon."""
-        _, told = await self._bash(
-            script, {**self.environment, "CURL_HOME": str(self.directory / "endless")}
-        )
-        assert "status 200" in told
-        assert events(self.printed)
+        shell = await self._bash(script)
+        assert shell.stdout is not None
+        try:
+            async with asyncio.timeout(20):
+                await shell.stdout.readuntil(b"\n\n")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGTERM)
+            await shell.communicate()
 
-    async def _bash(self, script: str, environment: Mapping[str, str]) -> tuple[int, str]:
-        shell = await asyncio.create_subprocess_exec(
+    async def _bash(self, script: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
             *("bash", "-euo", "pipefail", "-c", script),
             cwd=self.directory,
-            env=environment,
+            env=self.environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
-        async with asyncio.timeout(20):
-            out, told = await shell.communicate()
-        self.printed = out.decode()
-        return await shell.wait(), told.decode()
 
     async def _run_headrace(self, line: str) -> None:
         words = [re.sub(r"^key_\w{8}$", self.key_name, word) for word in commands_of(line)[0]]
@@ -218,11 +223,9 @@ async def services(directory: Path) -> AsyncIterator[tuple[str, str]]:
 
 def reader(page: Path, directory: Path, url: str) -> Reader:
     own = directory / name_of(page).replace("/", "-")
-    for path in ("home/.local/share/headrace", "curl", "endless"):
+    for path in ("home/.local/share/headrace", "curl"):
         (own / path).mkdir(parents=True)
-    told = 'silent\nwrite-out = "%{stderr}status %{http_code}\\n"\n'
-    (own / "curl/.curlrc").write_text(told)
-    (own / "endless/.curlrc").write_text(told + "max-time = 0.5\n")
+    (own / "curl/.curlrc").write_text('silent\nwrite-out = "%{stderr}status %{http_code}\\n"\n')
     (own / "questions.jsonl").write_text(QUESTIONS)
     return Reader(
         url=url,
