@@ -17,7 +17,7 @@ from tests.chaos.load import Heard
 from tests.chaos.memory import trend
 from tests.chaos.plan import Victim, at_random, each_then_at_random, in_turn
 from tests.chaos.report import Report
-from tests.chaos.verdict import Baseline, judge
+from tests.chaos.verdict import Baseline, Tally, judge
 from tests.fixtures.requests import ALL
 
 ASK = Ask(name="chat/plain#0", dialect="chat", body={}, stream=True)
@@ -25,7 +25,7 @@ WORDS = ("It", " was", " so", ".")
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
 
 
-def chunk(delta: dict[str, object], finish: str | None = None) -> dict[str, object]:
+def chunk(delta: dict[str, object], finish: str | None = None) -> dict[str, Any]:
     return {"id": "a", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
 
@@ -110,6 +110,42 @@ def test_sampled_answers_may_differ_but_must_hold() -> None:
     assert judge(heard(whole(*WORDS, usage=longer), ask=ask), known).outcome == "invalid"
     prompt = {**USAGE, "prompt_tokens": 10}
     assert judge(heard(whole("So", ".", usage=prompt), ask=ask), known).outcome == "invalid"
+
+
+def with_logprobs(told: int, end: str) -> bytes:
+    content = [{"token": word, "logprob": -1.0, "bytes": [], "top_logprobs": []} for word in WORDS]
+    record = chunk({"content": "".join(WORDS)}, end)
+    record["choices"][0]["logprobs"] = {"content": content[:told]}
+    return stream(record, {"id": "a", "choices": [], "usage": USAGE})
+
+
+@pytest.mark.parametrize(
+    ("told", "end", "outcome"),
+    [
+        (4, "length", "same"),
+        (3, "length", "invalid"),
+        (4, "stop", "valid"),
+        (3, "stop", "valid"),  # the last token only ended it
+        (2, "stop", "invalid"),
+    ],
+)
+def test_every_token_that_says_something_has_its_log_probability(
+    told: int, end: str, outcome: str
+) -> None:
+    ask = Ask(name="chat/logprobs#0", dialect="chat", body={}, stream=True, exact=False, limit=4)
+    known = Baseline()
+    known.add(heard(with_logprobs(4, "length"), ask=ask))
+    judged = judge(heard(with_logprobs(told, end), ask=ask), known)
+    assert judged.outcome == outcome, judged.detail
+
+
+def test_one_kind_of_wrong_answers_does_not_hide_another(baseline: Baseline) -> None:
+    tally = Tally()
+    for answer in (*[heard(b"", None, hung=True)] * 50, heard(whole(*WORDS[:2]))):
+        tally.add(judge(answer, baseline))
+    assert tally.outcomes == {"hung": 50, "different": 1}
+    assert len(tally.told()) < 20
+    assert any("different" in line for line in tally.told())
 
 
 def test_requests_whose_unharmed_answers_differ_prove_nothing(baseline: Baseline) -> None:
