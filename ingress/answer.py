@@ -278,8 +278,7 @@ class Answer(Response):
             return
         if not self._committed:
             if now >= self._commit_at():
-                self._committed = True
-                self._write_aside(self._begin_stream(self._open()))
+                self._write_aside(self._begin_stream())
         elif now >= self._written_at + self._limits.keep_alive_s:
             sign = b"".join(self._encoder.keep_alive())
             self._write_aside(self._send_body(sign, more=True))
@@ -325,8 +324,7 @@ class Answer(Response):
             if not self._committed:
                 if not frames and not ended:
                     continue
-                self._committed = True
-                await self._begin_stream([*self._open(), *frames], more=not ended)
+                await self._begin_stream(frames, more=not ended)
                 self._look_anew()  # from now on it is silence that is due
             elif frames or ended:
                 await self._send_body(b"".join(frames), more=not ended)
@@ -367,7 +365,10 @@ class Answer(Response):
         await self._write({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send_body(body, more=False)
 
-    async def _begin_stream(self, frames: Sequence[Frame], *, more: bool = True) -> None:
+    async def _begin_stream(self, frames: Sequence[Frame] = (), *, more: bool = True) -> None:
+        # From here on, and no sooner: a task that is to do this may be ended before it begins.
+        self._committed = True
+        frames = [*self._open(), *frames]
         await self._write(
             {
                 "type": "http.response.start",

@@ -131,6 +131,30 @@ async def test_a_process_that_stood_still_reads_before_it_gives_up(stream: bool)
         assert b"error" not in response.content
 
 
+async def test_a_stream_that_is_given_up_in_the_moment_it_was_to_begin() -> None:
+    """Its status line has not left, so the failure is one of HTTP."""
+    gate = asyncio.Event()
+    player = Player()
+    player.steps = [Gate(gate)]
+    async with (
+        play(player, "wafer", commit_after_accept_s=0.5) as stack,
+        httpx.AsyncClient(base_url=stack.url, timeout=20) as http,
+    ):
+        body = {**request_to_play("chat"), "stream": True}
+        asking = asyncio.create_task(http.post(path_of("chat"), json=body))
+        answers = stack.pods[0].services.answers
+        await until(lambda: any(answer._generation.accepted_at for answer in answers))
+        (answer,) = answers
+        loop, begins_at = asyncio.get_running_loop(), answer._commit_at()
+        # Both are due when the loop goes on, first this one and then the beginning.
+        loop.call_at(begins_at - 0.01, time.sleep, 0.015)
+        loop.call_at(begins_at - 0.001, answer.shut_down)
+        response = await asking
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "server_shutting_down"
+        assert response.headers["x-request-id"]
+
+
 @BOTH
 @pytest.mark.parametrize("state", ["in the text", "in a call's arguments"])
 @pytest.mark.rule("chat.stream-failure", "messages.failed-stream", "responses.failed")
