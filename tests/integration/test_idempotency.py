@@ -189,8 +189,12 @@ async def test_a_running_request_keeps_its_key(tmp_path: Path) -> None:
     async with pods(tmp_path, script, lease_s=0.6) as both:
         asking = asyncio.create_task(both.ask(0))
         await script.reached.wait()
-        before = in_database(tmp_path, EXPIRY)
-        await until(lambda: in_database(tmp_path, EXPIRY) > before)
+        before = await in_database(tmp_path, EXPIRY)
+
+        async def extended() -> bool:
+            return await in_database(tmp_path, EXPIRY) > before
+
+        await until(extended)
         script.gate.set()
         assert (await asking).status_code == 200
 
@@ -198,9 +202,14 @@ async def test_a_running_request_keeps_its_key(tmp_path: Path) -> None:
 EXPIRY = "SELECT expires_at FROM idempotent_requests"
 
 
-def in_database(files: Path, statement: str) -> list[Any]:
-    with closing(sqlite3.connect(files / "headrace.db")) as database, database:
-        return database.execute(statement).fetchall()
+async def in_database(files: Path, statement: str) -> list[Any]:
+    """In a thread: whoever holds the lock at this moment needs the loop to let go of it."""
+
+    def run() -> list[Any]:
+        with closing(sqlite3.connect(files / "headrace.db")) as database, database:
+            return database.execute(statement).fetchall()
+
+    return await asyncio.to_thread(run)
 
 
 @pytest.mark.rule("idempotency.expiry", "idempotency.store.window")
@@ -211,10 +220,10 @@ async def test_what_is_kept_is_deleted_after_the_window(tmp_path: Path) -> None:
         first = await both.ask(0)
         await both.ended(0)
         assert len(await both.blobs.list("answers")) == 1
-        in_database(tmp_path, "UPDATE idempotent_requests SET expires_at = 1")
+        await in_database(tmp_path, "UPDATE idempotent_requests SET expires_at = 1")
 
         async def gone() -> bool:
-            return not in_database(tmp_path, EXPIRY) and not await both.blobs.list("answers")
+            return not await in_database(tmp_path, EXPIRY) and not await both.blobs.list("answers")
 
         await until(gone)
         other = await both.ask(1, text="Something else.")

@@ -17,6 +17,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from ingress.answer import Answer
 from tests.fixtures.answers import CONVERSATIONS, read_stream
 from tests.fixtures.faults import Crew, Cut, Hand, UntoldIds, memory_crew
 from tests.fixtures.official import BODY, HELPER, RAW, WAYS, Told, ask
@@ -133,6 +134,14 @@ async def serving(service: Crew, state: State, **limits: float) -> AsyncIterator
         await until(lambda: _is_idle(service), timeout_s=1)
     finally:
         await service.dismiss()
+
+
+def _has_told(crew: Crew, way: str, moment: State) -> bool:
+    """Whether all that the worker has said has come to the ingress, and the stream has begun."""
+    (answer,) = crew.pod.services.answers
+    assert isinstance(answer, Answer)
+    begun = way == BODY or moment.early or answer._committed
+    return begun and answer._generation.usage.output_tokens == moment.at
 
 
 async def _is_idle(crew: Crew) -> bool:
@@ -307,6 +316,7 @@ async def test_the_server_shuts_down(service: Crew, dialect: str, way: str, stat
         await crew.hire(cut)
         asking = asyncio.create_task(ask(crew.pod.url, dialect, way, moment.body(dialect)))
         await until(cut.reached.is_set)
+        await until(lambda: _has_told(crew, way, moment))
         crew.pod.services.end_answers()
         told = await asking
         check_failed(told, dialect, way, "server_shutting_down", 503, moment.told(dialect))
